@@ -509,13 +509,14 @@ class ParameterClient:
         """Says what is trained, the same in all workers, and starts to connect. Does not wait.
 
         Args:
-            variables: Name, shape, dtype ("float32"; others raise) and whether weight decay counts
-                for it.
+            variables: Name, shape, dtype ("float32", "float64", "bfloat16" or "float16"; others
+                raise) and whether weight decay counts for it.
             optimizer: JSON: {"sgd": {"momentum": 0.0, "nesterov": false}} |
                 {"adagrad": {"initial_accumulator_value": 0.1, "epsilon": 1e-7}} | {"adam":
                 {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": false}}
                 (AdamW is adam with a weight decay in push()). Likewise rmsprop, adadelta, adamax,
-                nadam, lion and ftrl, with Keras' names. All keys must be there.
+                nadam, lion and ftrl, with Keras' names. All keys must be there. Nadam also has
+                "product_dtype", the dtype of the first variable.
             placement: By index of a variable, the server that is to have it whole. Others are
                 spread by size, large ones split between rows.
 
@@ -526,7 +527,7 @@ class ParameterClient:
         """Waits for leave to go on, and fills `into` with the weights to compute with.
 
         Args:
-            into: For each variable a writable C-contiguous float32 numpy array of its shape.
+            into: For each variable a writable C-contiguous numpy array of its shape and dtype.
 
         Returns:
             The oldest version of the weights (1 or more); or None, then nothing was filled in:
@@ -535,8 +536,8 @@ class ParameterClient:
         Raises:
             PeerLostError: A server could not be reached for `timeout` s; names server and address.
             CollectiveTimeoutError: The rule did not let this worker go on for `stall_timeout` s.
-            MismatchError: Another worker has other variables, optimizer or placement, or began to
-                use several optimizers in another order.
+            MismatchError: Another worker has variables of other names, shapes or dtypes, another
+                optimizer or placement, or began to use several optimizers in another order.
             AuthenticationError, ConfigError: A server turns this process away; ConfigError also if
                 another living process is this worker.
             GradringError: pull() twice without a push in between.
@@ -550,9 +551,9 @@ class ParameterClient:
         """Copies the gradients, and sends the copies while the program continues.
 
         Args:
-            gradients: One entry for each variable, after clipping: a float32 array of its shape,
-                a pair (indices, rows), or None. Indices of rows are int32 or int64, in any order;
-                rows are float32, and repeated ones are summed from left to right.
+            gradients: One entry for each variable, after clipping: an array of its shape and
+                dtype, a pair (indices, rows), or None. Indices of rows are int32 or int64, in any
+                order; rows are of that dtype, and repeated ones are summed from left to right.
             learning_rate: Learning rate of this step.
             weight_decay: As Keras has it; 0 for none.
 

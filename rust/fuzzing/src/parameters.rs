@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gradring_proto::parameters::changes::{Kept, PulledPart};
+use gradring_proto::parameters::float::FloatType;
+use gradring_proto::parameters::floats::Floats;
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId, Terms, Version};
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::log::{Contribution, Entry, History};
@@ -327,6 +329,13 @@ fn initial(optimizer: Optimizer) -> Payload {
     }
 }
 
+/// Gradients of other element types.
+fn others() -> Vec<Option<Gradient>> {
+    let types = FloatType::ALL.into_iter();
+    let dense = types.map(|it| Some(Gradient::Dense(Floats::repeated(it, 1.0, 4))));
+    dense.collect()
+}
+
 fn rows() -> Gradient {
     Gradient::Rows {
         rows: vec![1],
@@ -364,6 +373,7 @@ pub(super) fn samples() -> Vec<Vec<u8>> {
         Ask::Join { nonce, claim },
         stage(0, initial(OPTIMIZER)),
         stage(1, Payload::Gradients(gradients)),
+        stage(1, Payload::Gradients(others())),
         Ask::Submit { id, base: 0, hyper },
         Ask::Pull {
             round: 3,
@@ -542,6 +552,6 @@ mod tests {
         let Some(Event::Weights(pulled)) = job.worker.event() else {
             panic!("it pulls");
         };
-        assert_eq!(pulled[0].1[0][..], [1.0, 1.0, 0.0, 0.0]);
+        assert_eq!(pulled[0].1[0].of::<f32>()[..], [1.0, 1.0, 0.0, 0.0]);
     }
 }

@@ -1,5 +1,6 @@
 //! Element types and reduce operations.
 
+pub use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::names::named;
@@ -82,8 +83,8 @@ macro_rules! elements {
 elements! {
     f32: F32,
     f64: F64,
-    half::f16: F16,
-    half::bf16: Bf16,
+    f16: F16,
+    bf16: Bf16,
     i32: I32,
     i64: I64,
     u8: U8,

@@ -3,12 +3,15 @@
 
 use std::sync::Arc;
 
-use gradring_proto::dtype::{DType, ReduceOp};
+use gradring_proto::dtype::{Element, ReduceOp};
 use gradring_proto::kernel;
+use gradring_proto::parameters::float::{Float, FloatType};
+use gradring_proto::parameters::floats::Floats;
 use gradring_proto::parameters::optimizer::{
     Adadelta, Adagrad, Adam, Adamax, Ftrl, Hyper, Lion, Nadam, Optimizer, Rmsprop, Sgd,
 };
 use gradring_proto::parameters::shard::{Gradient, Shard, Spec};
+use half::{bf16, f16};
 use mean::apply_mean;
 
 mod mean;
@@ -67,6 +70,7 @@ fn optimizers() -> [Optimizer; 10] {
             beta_1: 0.9,
             beta_2: 0.999,
             epsilon: 1e-7,
+            product: FloatType::F32,
         }),
         Optimizer::Lion(Lion {
             beta_1: 0.9,
@@ -83,61 +87,84 @@ fn optimizers() -> [Optimizer; 10] {
     ]
 }
 
-fn shard(optimizer: Optimizer) -> Shard {
+fn floats<T: Float>(seed: usize) -> Floats {
+    let values: Vec<_> = values(seed)
+        .into_iter()
+        .map(|it| T::of(it.into()))
+        .collect();
+    T::floats(values.into())
+}
+
+fn shard<T: Float>(optimizer: Optimizer) -> Shard {
     let spec = Spec {
         rows: ROWS,
         width: WIDTH,
         decays: true,
     };
-    Shard::new(optimizer, &[(spec, Arc::new(values(99).into()))])
+    Shard::new(optimizer, &[(spec, Arc::new(floats::<T>(99)))])
 }
 
-fn apply(shard: &mut Shard, version: u64, gradients: &[Gradient]) -> Vec<u32> {
+fn apply<T: Float>(shard: &mut Shard, version: u64, gradients: &[Gradient]) -> Vec<u64> {
     apply_mean(shard, version, gradients, HYPER);
-    shard.weights()[0].iter().map(|it| it.to_bits()).collect()
+    let weights = &shard.weights()[0];
+    weights
+        .of::<T>()
+        .iter()
+        .map(|it| it.number().to_bits())
+        .collect()
 }
 
-fn all_reduced(step: usize) -> Vec<f32> {
-    let mut mean = values(step * WORKERS);
-    let (pointer, count) = (mean.as_mut_ptr().cast(), mean.len());
+/// The mean by the kernels of an all-reduce, which reduce in the type of sums.
+fn all_reduced<T: Float<Sum: Element> + Element>(step: usize) -> Floats {
+    let op = ReduceOp::Mean;
+    assert_eq!(T::DTYPE.accumulator(op), T::Sum::DTYPE);
+    let wide = |worker| T::all_widened(floats::<T>(step * WORKERS + worker).of()).into_owned();
+    let mut sum = wide(0);
+    let mut mean = sum.iter().map(|_| T::default()).collect::<Vec<_>>();
+    let (pointer, count) = (sum.as_mut_ptr().cast(), sum.len());
     for worker in 1..WORKERS {
-        let other = values(step * WORKERS + worker);
-        // SAFETY: both have so many elements, and are two vectors.
-        unsafe {
-            kernel::reduce(
-                DType::F32,
-                ReduceOp::Mean,
-                pointer,
-                other.as_ptr().cast(),
-                count,
-            );
-        }
+        let other = wide(worker);
+        // SAFETY: both have so many elements, and are two arrays.
+        unsafe { kernel::reduce(T::Sum::DTYPE, op, pointer, other.as_ptr().cast(), count) };
     }
-    // SAFETY: source and target are the same, of one type.
-    unsafe { kernel::finish(DType::F32, ReduceOp::Mean, WORKERS, pointer, pointer, count) }
-    mean
+    // SAFETY: both have so many elements of their types, and are two arrays.
+    unsafe {
+        kernel::finish(
+            T::DTYPE,
+            op,
+            WORKERS,
+            mean.as_mut_ptr().cast(),
+            pointer,
+            count,
+        );
+    }
+    T::floats(mean.into())
 }
 
-#[test]
-fn a_mean_of_workers_has_the_bits_of_a_reproducible_all_reduce() {
+fn trains_as_an_all_reduce<T: Float<Sum: Element> + Element>() {
     for optimizer in optimizers() {
-        let (mut served, mut reduced) = (shard(optimizer), shard(optimizer));
+        let (mut served, mut reduced) = (shard::<T>(optimizer), shard::<T>(optimizer));
         for step in 1..=200 {
-            let pushed = (0..WORKERS).map(|worker| values(step * WORKERS + worker));
-            let pushed: Vec<_> = pushed.map(|it| Gradient::Dense(it.into())).collect();
+            let pushed = (0..WORKERS).map(|worker| floats::<T>(step * WORKERS + worker));
+            let pushed: Vec<_> = pushed.map(Gradient::Dense).collect();
             let version = step as u64 + 1;
-            let expected = apply(
-                &mut reduced,
-                version,
-                &[Gradient::Dense(all_reduced(step).into())],
-            );
+            let mean = Gradient::Dense(all_reduced::<T>(step));
+            let expected = apply::<T>(&mut reduced, version, &[mean]);
             assert_eq!(
-                apply(&mut served, version, &pushed),
+                apply::<T>(&mut served, version, &pushed),
                 expected,
                 "{optimizer:?}"
             );
         }
     }
+}
+
+#[test]
+fn a_mean_of_workers_has_the_bits_of_a_reproducible_all_reduce() {
+    trains_as_an_all_reduce::<f32>();
+    trains_as_an_all_reduce::<f64>();
+    trains_as_an_all_reduce::<bf16>();
+    trains_as_an_all_reduce::<f16>();
 }
 
 #[test]
@@ -147,7 +174,7 @@ fn rows_change_weights_as_if_all_others_were_zero() {
         (0..ROWS as u32).filter(is_there).collect()
     };
     for optimizer in optimizers() {
-        let (mut by_rows, mut whole) = (shard(optimizer), shard(optimizer));
+        let (mut by_rows, mut whole) = (shard::<f32>(optimizer), shard::<f32>(optimizer));
         for step in 1..=20 {
             let (mut sparse, mut dense) = (Vec::new(), Vec::new());
             for worker in 0..WORKERS {
@@ -163,9 +190,9 @@ fn rows_change_weights_as_if_all_others_were_zero() {
                 dense.push(Gradient::Dense(zeros.into()));
             }
             let version = step as u64 + 1;
-            let expected = apply(&mut whole, version, &dense);
+            let expected = apply::<f32>(&mut whole, version, &dense);
             assert_eq!(
-                apply(&mut by_rows, version, &sparse),
+                apply::<f32>(&mut by_rows, version, &sparse),
                 expected,
                 "{optimizer:?}"
             );
@@ -175,7 +202,7 @@ fn rows_change_weights_as_if_all_others_were_zero() {
 
 #[test]
 fn gradients_that_do_not_fit_are_told_from_those_that_do() {
-    let shard = shard(optimizers()[0]);
+    let shard = shard::<f32>(optimizers()[0]);
     let rows = |rows: Vec<u32>, count| Gradient::Rows {
         rows,
         values: vec![0.0; count].into(),

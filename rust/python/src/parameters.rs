@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gradring_proto::dtype::{bf16, f16};
 use gradring_proto::error::Result;
+use gradring_proto::parameters::float::FloatType;
+use gradring_proto::parameters::floats::FloatSlice;
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer};
 use gradring_proto::parameters::rules::Rules;
 use gradring_proto::settings::{LONGEST_S, wrong};
@@ -13,8 +16,12 @@ use gradring_proto::wire::handshake::MODELS_MAX;
 use gradring_servers::message::Counted;
 use gradring_servers::model::{Given, Model, Variable};
 use gradring_servers::server::{Server, ServerPlace};
+use gradring_servers::values::Values as _;
 use gradring_servers::worker::Worker;
-use numpy::{PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn, PyUntypedArrayMethods as _};
+use numpy::{
+    Element, PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn, PyReadwriteArrayDyn,
+    PyUntypedArrayMethods as _,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
@@ -155,13 +162,10 @@ impl ParameterClient {
     fn pull(&self, py: Python<'_>, into: Vec<Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
         enter(py, || {
             let (model, mut arrays) = (self.model(py)?, Vec::new());
-            for (array, shape, what) in named(&into, &model, "into")? {
-                let array = floats(array, shape, &what)?.try_readwrite();
-                arrays.push(array.map_err(|problem| {
-                    PyValueError::new_err(format!("{what} cannot be filled: {problem}"))
-                })?);
+            for (array, variable, what) in named(&into, &model, "into")? {
+                arrays.push(Filled::of(array, variable, &what)?);
             }
-            let slices: Result<Vec<_>, _> = arrays.iter_mut().map(|it| it.as_slice_mut()).collect();
+            let slices: PyResult<Vec<_>> = arrays.iter_mut().map(Filled::bytes_mut).collect();
             let mut slices = slices?;
             guarded(py, |program| self.inner.pull(&mut slices, program))
         })
@@ -170,10 +174,15 @@ impl ParameterClient {
     fn push_initial(&self, py: Python<'_>, weights: Vec<Bound<'_, PyAny>>) -> PyResult<bool> {
         enter(py, || {
             let (model, mut arrays) = (self.model(py)?, Vec::new());
-            for (array, shape, what) in named(&weights, &model, "weights")? {
-                arrays.push(floats(array, shape, &what)?.readonly());
+            for (array, variable, what) in named(&weights, &model, "weights")? {
+                arrays.push(Held::of(
+                    array,
+                    variable.float_type,
+                    &variable.shape,
+                    &what,
+                )?);
             }
-            let slices: Result<Vec<_>, _> = arrays.iter().map(|it| it.as_slice()).collect();
+            let slices: PyResult<Vec<_>> = arrays.iter().map(Held::values).collect();
             let slices = slices?;
             let taken = detached(py, || self.inner.push_initial(&slices));
             taken.map_err(|error| to_python(py, &error))
@@ -185,13 +194,13 @@ impl ParameterClient {
         &self,
         py: Python<'_>,
         gradients: Vec<Bound<'_, PyAny>>,
-        learning_rate: f32,
-        weight_decay: f32,
+        learning_rate: f64,
+        weight_decay: f64,
     ) -> PyResult<bool> {
         enter(py, || {
             let (model, mut taken) = (self.model(py)?, Vec::new());
-            for (gradient, shape, what) in named(&gradients, &model, "gradients")? {
-                taken.push(Taken::of(gradient, shape, &what)?);
+            for (gradient, variable, what) in named(&gradients, &model, "gradients")? {
+                taken.push(Taken::of(gradient, variable, &what)?);
             }
             let given: PyResult<Vec<_>> = taken.iter().map(Taken::given).collect();
             let hyper = Hyper {
@@ -261,58 +270,132 @@ fn set_counted(result: &Bound<'_, PyDict>, counted: Counted) -> PyResult<()> {
     result.set_item("staleness", counted.staleness)
 }
 
+/// An array of the program, held while it is copied.
+enum Held<'py> {
+    F32(PyReadonlyArrayDyn<'py, f32>),
+    F64(PyReadonlyArrayDyn<'py, f64>),
+    Bf16(PyReadonlyArrayDyn<'py, bf16>),
+    F16(PyReadonlyArrayDyn<'py, f16>),
+}
+
+impl<'py> Held<'py> {
+    fn of(
+        array: &Bound<'py, PyAny>,
+        float_type: FloatType,
+        shape: &[usize],
+        what: &str,
+    ) -> PyResult<Self> {
+        let wanted = (float_type, shape, what);
+        Ok(match float_type {
+            FloatType::F32 => Self::F32(floats(array, wanted)?.readonly()),
+            FloatType::F64 => Self::F64(floats(array, wanted)?.readonly()),
+            FloatType::Bf16 => Self::Bf16(floats(array, wanted)?.readonly()),
+            FloatType::F16 => Self::F16(floats(array, wanted)?.readonly()),
+        })
+    }
+
+    fn values(&self) -> PyResult<FloatSlice<'_>> {
+        Ok(match self {
+            Self::F32(array) => FloatSlice::F32(array.as_slice()?),
+            Self::F64(array) => FloatSlice::F64(array.as_slice()?),
+            Self::Bf16(array) => FloatSlice::Bf16(array.as_slice()?),
+            Self::F16(array) => FloatSlice::F16(array.as_slice()?),
+        })
+    }
+}
+
+/// An array of the program that a pull fills.
+enum Filled<'py> {
+    F32(PyReadwriteArrayDyn<'py, f32>),
+    F64(PyReadwriteArrayDyn<'py, f64>),
+    Bf16(PyReadwriteArrayDyn<'py, bf16>),
+    F16(PyReadwriteArrayDyn<'py, f16>),
+}
+
+impl<'py> Filled<'py> {
+    fn of(array: &Bound<'py, PyAny>, variable: &Variable, what: &str) -> PyResult<Self> {
+        fn writable<'py, T: Element>(
+            array: &Bound<'py, PyAny>,
+            variable: &Variable,
+            what: &str,
+        ) -> PyResult<PyReadwriteArrayDyn<'py, T>> {
+            let array = floats(array, (variable.float_type, &variable.shape, what))?;
+            array.try_readwrite().map_err(|problem| {
+                PyValueError::new_err(format!("{what} cannot be filled: {problem}"))
+            })
+        }
+        Ok(match variable.float_type {
+            FloatType::F32 => Self::F32(writable(array, variable, what)?),
+            FloatType::F64 => Self::F64(writable(array, variable, what)?),
+            FloatType::Bf16 => Self::Bf16(writable(array, variable, what)?),
+            FloatType::F16 => Self::F16(writable(array, variable, what)?),
+        })
+    }
+
+    fn bytes_mut(&mut self) -> PyResult<&mut [u8]> {
+        Ok(match self {
+            Self::F32(array) => array.as_slice_mut()?.bytes_mut(),
+            Self::F64(array) => array.as_slice_mut()?.bytes_mut(),
+            Self::Bf16(array) => array.as_slice_mut()?.bytes_mut(),
+            Self::F16(array) => array.as_slice_mut()?.bytes_mut(),
+        })
+    }
+}
+
 /// A gradient of the program, held while it is copied.
 enum Taken<'py> {
     Nothing,
-    Dense(PyReadonlyArrayDyn<'py, f32>),
-    Rows(Vec<usize>, PyReadonlyArrayDyn<'py, f32>),
+    Dense(Held<'py>),
+    Rows(Vec<usize>, Held<'py>),
 }
 
 impl<'py> Taken<'py> {
-    fn of(gradient: &Bound<'py, PyAny>, shape: &[usize], what: &str) -> PyResult<Self> {
+    fn of(gradient: &Bound<'py, PyAny>, variable: &Variable, what: &str) -> PyResult<Self> {
+        let Variable {
+            shape, float_type, ..
+        } = variable;
         if gradient.is_none() {
             return Ok(Self::Nothing);
         }
         let Ok(pair) = gradient.cast::<PyTuple>() else {
-            return Ok(Self::Dense(floats(gradient, shape, what)?.readonly()));
+            return Ok(Self::Dense(Held::of(gradient, *float_type, shape, what)?));
         };
         let (rows, values): (Bound<'py, PyAny>, Bound<'py, PyAny>) = pair.extract()?;
         let rows = rows_of(&rows, what, shape.first().copied().unwrap_or(1))?;
         let shape = [&[rows.len()], shape.get(1..).unwrap_or_default()].concat();
-        Ok(Self::Rows(rows, floats(&values, &shape, what)?.readonly()))
+        let values = Held::of(&values, *float_type, &shape, what)?;
+        Ok(Self::Rows(rows, values))
     }
 
     fn given(&self) -> PyResult<Option<Given<'_>>> {
         Ok(match self {
             Self::Nothing => None,
-            Self::Dense(values) => Some(Given::Dense(values.as_slice()?)),
-            Self::Rows(rows, values) => Some(Given::Rows(rows, values.as_slice()?)),
+            Self::Dense(values) => Some(Given::Dense(values.values()?)),
+            Self::Rows(rows, values) => Some(Given::Rows(rows, values.values()?)),
         })
     }
 }
 
-/// Pairs the program's item for each variable with the variable's shape and its name in messages.
+/// Pairs the program's item for each variable with the variable and its name in messages.
 fn named<'a, 'py>(
     items: &'a [Bound<'py, PyAny>],
     model: &'a Model,
     what: &str,
-) -> PyResult<impl Iterator<Item = (&'a Bound<'py, PyAny>, &'a [usize], String)>> {
+) -> PyResult<impl Iterator<Item = (&'a Bound<'py, PyAny>, &'a Variable, String)>> {
     let (count, variables) = (items.len(), model.variables());
     if count != variables.len() {
         let problem = format!("{what} has {count} items for {} variables", variables.len());
         return Err(PyValueError::new_err(problem));
     }
     let words = |(index, variable): (usize, &'a Variable)| {
-        (
-            &variable.shape[..],
-            format!("{what}[{index}] ({})", variable.name),
-        )
+        let name = format!("{what}[{index}] ({})", variable.name);
+        (variable, name)
     };
     let words: Vec<_> = variables.iter().enumerate().map(words).collect();
     Ok(items
         .iter()
         .zip(words)
-        .map(|(item, (shape, what))| (item, shape, what)))
+        .map(|(item, (variable, what))| (item, variable, what)))
 }
 
 /// Returns the row numbers of a sparse gradient.
@@ -341,19 +424,23 @@ fn rows_of(rows: &Bound<'_, PyAny>, what: &str, count: usize) -> PyResult<Vec<us
     numbers.into_iter().map(row).collect()
 }
 
-/// Checks that an array is C-contiguous, of float32 and of this shape.
-fn floats<'a, 'py>(
+/// Checks that an array is C-contiguous, of this element type and of this shape.
+fn floats<'a, 'py, T: Element>(
     array: &'a Bound<'py, PyAny>,
-    shape: &[usize],
-    what: &str,
-) -> PyResult<&'a Bound<'py, PyArrayDyn<f32>>> {
-    let array = array.cast::<PyArrayDyn<f32>>().map_err(|_| {
+    (float_type, shape, what): (FloatType, &[usize], &str),
+) -> PyResult<&'a Bound<'py, PyArrayDyn<T>>> {
+    let found = array.getattr("dtype").map(|dtype| dtype.to_string());
+    // Only an array of bfloat16 proves that numpy has this type, without which the cast panics.
+    let is_known = found.as_ref().is_ok_and(|it| it == float_type.name());
+    let cast = is_known
+        .then(|| array.cast::<PyArrayDyn<T>>().ok())
+        .flatten();
+    let array = cast.ok_or_else(|| {
         let kind = array.get_type();
         PyTypeError::new_err(format!(
-            "{what} must be a numpy array of float32; it is {}",
-            array
-                .getattr("dtype")
-                .map_or_else(|_| kind.to_string(), |dtype| format!("of {dtype}"))
+            "{what} must be a numpy array of {}; it is {}",
+            float_type.name(),
+            found.map_or_else(|_| kind.to_string(), |dtype| format!("of {dtype}"))
         ))
     })?;
     let problem = if array.shape() != shape {
@@ -395,16 +482,6 @@ fn model_of(
     placement: &BTreeMap<usize, usize>,
     servers: usize,
 ) -> Result<Model> {
-    for (name, _, dtype, _) in &variables {
-        if dtype != "float32" {
-            let what = format!("dtype of {}", name.to_string_lossy());
-            return Err(wrong(
-                &what,
-                dtype,
-                "float32, the only one that parameter servers keep",
-            ));
-        }
-    }
     for (variable, server) in placement {
         if *variable >= variables.len() || *server >= servers {
             let shown = format!("{variable}: {server}");
@@ -422,13 +499,20 @@ fn model_of(
             &format!("one that servers know: {error}"),
         )
     })?;
-    let variables = variables
-        .into_iter()
-        .map(|(name, shape, _, decays)| Variable {
-            name: name.to_string_lossy().into_owned(),
+    let variables = variables.into_iter().map(|(name, shape, dtype, decays)| {
+        let name = name.to_string_lossy().into_owned();
+        let float_type = FloatType::from_name(&dtype).ok_or_else(|| {
+            let kept = FloatType::ALL.map(FloatType::name).join(", ");
+            let wanted = format!("one that parameter servers keep: {kept}");
+            wrong(&format!("dtype of {name}"), &dtype, &wanted)
+        })?;
+        Ok(Variable {
+            name,
             shape,
+            float_type,
             decays,
         })
-        .collect();
+    });
+    let variables = variables.collect::<Result<_>>()?;
     Ok(Model::new(variables, optimizer, placement, servers))
 }

@@ -35,7 +35,7 @@ use gradring_proto::wire::frame::checksum;
 
 /// Format of a directory, with a number that grows with each change. Versions without a format
 /// wrote a server's index in its place.
-const FORMAT: u32 = 0x1_0003;
+const FORMAT: u32 = 0x1_0004;
 
 /// Content of the file of terms: whose directory it is, the terms, and the model. The file begins
 /// with the checksum of the rest, and the format.

@@ -32,5 +32,5 @@ pub mod model;
 mod model_server;
 pub mod server;
 mod status;
-mod values;
+pub mod values;
 pub mod worker;

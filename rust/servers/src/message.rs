@@ -21,9 +21,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use gradring_proto::dtype::{bf16, f16};
 use gradring_proto::error::{Breach, Error, Result};
 use gradring_proto::parameters::changes::PulledPart;
-use gradring_proto::parameters::floats::{self, Floats};
+use gradring_proto::parameters::float::Float;
+use gradring_proto::parameters::floats::{Floats, kept};
 use gradring_proto::parameters::identity::Version;
 use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
 use gradring_proto::parameters::queue::Counts;
@@ -42,11 +44,9 @@ const HEAD_BYTES_MAX: usize = 1 << 20;
 const VALUES_BYTES_MAX: u64 = 1 << 44;
 /// Number of values for which memory is allocated before they arrive; afterwards the memory
 /// doubles.
-const VALUES_AHEAD: usize = (256 << 10) / VALUE_BYTES;
-/// Size of a value: all values are f32 or u32.
-const VALUE_BYTES: usize = 4;
+const VALUES_AHEAD: usize = 64 << 10;
 
-const MAGIC: &[u8] = b"GRP2";
+const MAGIC: &[u8] = b"GRP3";
 
 /// Messages between workers and servers. A number in a message is the index of a shard's copy; with
 /// the server it names the keeper that sends or receives.
@@ -110,8 +110,7 @@ impl Outgoing {
     /// Encodes a message. Its values are not copied.
     pub fn new(message: Message, checks_values: bool) -> Result<Self> {
         let arrays = message.arrays();
-        let length = |it: &&[u8]| (it.len() / VALUE_BYTES) as u64;
-        let lengths: Vec<_> = arrays.iter().map(length).collect();
+        let lengths: Vec<_> = arrays.iter().map(|it| it.len() as u64).collect();
         let head = codec::encode(&(lengths, &message), HEAD_BYTES_MAX)?;
         let values_bytes = arrays.iter().map(|it| it.len() as u64).sum();
         let header = Header {
@@ -244,8 +243,24 @@ fn pulled_places(parts: &mut [PulledPart]) -> Vec<ArrayPlace<'_>> {
 
 /// An array that is being received.
 enum Array {
-    Floats(Vec<f32>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    Bf16(Vec<bf16>),
+    F16(Vec<f16>),
     Rows(Vec<u32>),
+}
+
+/// Evaluates an expression with the numbers of any array.
+macro_rules! each {
+    ($array:expr, $values:ident => $result:expr) => {
+        match $array {
+            Array::F32($values) => $result,
+            Array::F64($values) => $result,
+            Array::Bf16($values) => $result,
+            Array::F16($values) => $result,
+            Array::Rows($values) => $result,
+        }
+    };
 }
 
 /// A partly received message.
@@ -269,7 +284,7 @@ enum Stage {
     Values {
         header: Header,
         message: Box<Message>,
-        /// Each array with its full length in numbers.
+        /// Each array with its full length in bytes.
         arrays: Vec<(Array, usize)>,
         /// Index of the array being received, and number of its bytes so far.
         at: (usize, usize),
@@ -385,7 +400,7 @@ impl Incoming {
             }
             Stage::Values { arrays, at, .. } => {
                 at.1 += count;
-                if at.1 == arrays[at.0].1 * VALUE_BYTES {
+                if at.1 == arrays[at.0].1 {
                     *at = (at.0 + 1, 0);
                     // Empty arrays have no bytes that could arrive.
                     while arrays.get(at.0).is_some_and(|it| it.1 == 0) {
@@ -407,9 +422,9 @@ impl Incoming {
         }
         let (lengths, message): (Vec<u64>, Message) = codec::decode(bytes)?;
         let mut message = Box::new(message);
-        let total = lengths.iter().try_fold(0_u64, |total, length| {
-            total.checked_add(length.checked_mul(VALUE_BYTES as u64)?)
-        });
+        let total = lengths
+            .iter()
+            .try_fold(0_u64, |total, length| total.checked_add(*length));
         let places = message.places();
         if total != Some(header.values_bytes) || places.len() != lengths.len() {
             return Err(unexpected("as many values as announced"));
@@ -417,6 +432,12 @@ impl Incoming {
         let lengths = lengths.into_iter().map(|it| it as usize);
         let arrays: Vec<_> = zip(places.iter().map(Array::of), lengths).collect();
         drop(places);
+        if !arrays
+            .iter()
+            .all(|(array, length)| length.is_multiple_of(array.value_bytes()))
+        {
+            return Err(unexpected("whole values"));
+        }
         let first = arrays.iter().position(|it| it.1 > 0);
         self.0 = Stage::Values {
             header,
@@ -448,8 +469,11 @@ impl Incoming {
         }
         for (place, (array, _)) in zip(message.places(), arrays) {
             match (place, array) {
-                (ArrayPlace::Floats(place), Array::Floats(values)) => *place = values.into(),
                 (ArrayPlace::Rows(place), Array::Rows(values)) => *place = values,
+                (ArrayPlace::Floats(place), Array::F32(values)) => *place = values.into(),
+                (ArrayPlace::Floats(place), Array::F64(it)) => *place = Floats::F64(it.into()),
+                (ArrayPlace::Floats(place), Array::Bf16(it)) => *place = Floats::Bf16(it.into()),
+                (ArrayPlace::Floats(place), Array::F16(it)) => *place = Floats::F16(it.into()),
                 _ => return Err(unexpected("an array for its place")),
             }
         }
@@ -469,41 +493,52 @@ impl Incoming {
 impl Array {
     const fn of(place: &ArrayPlace<'_>) -> Self {
         match place {
-            ArrayPlace::Floats(_) => Self::Floats(Vec::new()),
             ArrayPlace::Rows(_) => Self::Rows(Vec::new()),
+            ArrayPlace::Floats(Floats::F32(_)) => Self::F32(Vec::new()),
+            ArrayPlace::Floats(Floats::F64(_)) => Self::F64(Vec::new()),
+            ArrayPlace::Floats(Floats::Bf16(_)) => Self::Bf16(Vec::new()),
+            ArrayPlace::Floats(Floats::F16(_)) => Self::F16(Vec::new()),
         }
+    }
+
+    /// Size of one number.
+    const fn value_bytes(&self) -> usize {
+        const fn size<T>(_: &Vec<T>) -> usize {
+            size_of::<T>()
+        }
+        each!(self, values => size(values))
     }
 
     fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Floats(values) => values.as_slice().bytes(),
-            Self::Rows(values) => values.as_slice().bytes(),
-        }
+        each!(self, values => values.as_slice().bytes())
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Floats(values) => values.as_mut_slice().bytes_mut(),
-            Self::Rows(values) => values.as_mut_slice().bytes_mut(),
-        }
+        each!(self, values => values.as_mut_slice().bytes_mut())
     }
 
-    /// Allocates memory after the first `filled` bytes, if none is left.
+    /// Allocates memory for some of `length` bytes after the first `filled`, if none is left.
     fn grow(&mut self, length: usize, filled: usize) {
         fn grown<T: Clone + Default>(values: &mut Vec<T>, length: usize, filled: usize) {
             let there = values.len();
             if filled == size_of_val(&values[..]) {
-                let more = there.max(VALUES_AHEAD).min(length - there);
+                let more = there.max(VALUES_AHEAD).min(length / size_of::<T>() - there);
                 values.reserve_exact(more);
                 values.resize(there + more, T::default());
             }
         }
-        match self {
-            Self::Floats(values) if values.is_empty() => match floats::kept(length) {
+        fn kept_or_grown<T: Float>(values: &mut Vec<T>, length: usize, filled: usize) {
+            let is_new = values.is_empty();
+            match is_new.then(|| kept(length / size_of::<T>())).flatten() {
                 Some(kept) => *values = kept,
                 None => grown(values, length, filled),
-            },
-            Self::Floats(values) => grown(values, length, filled),
+            }
+        }
+        match self {
+            Self::F32(values) => kept_or_grown(values, length, filled),
+            Self::F64(values) => kept_or_grown(values, length, filled),
+            Self::Bf16(values) => kept_or_grown(values, length, filled),
+            Self::F16(values) => kept_or_grown(values, length, filled),
             Self::Rows(values) => grown(values, length, filled),
         }
     }
@@ -518,6 +553,7 @@ fn unexpected(wanted: &str) -> Error {
 mod tests {
     use super::*;
     use gradring_proto::parameters::changes::Kept;
+    use gradring_proto::parameters::float::FloatType;
     use gradring_proto::parameters::identity::Point;
     use gradring_proto::parameters::optimizer::{Optimizer, Sgd};
     use gradring_proto::parameters::shard::Spec;
@@ -597,6 +633,44 @@ mod tests {
     }
 
     #[test]
+    fn arrays_arrive_with_their_element_types_and_as_long_as_these_are() {
+        let pass = |parts| {
+            let sent = Outgoing::new(pulled(parts), true)
+                .unwrap()
+                .slices()
+                .concat();
+            (sent.len(), received(&sent).unwrap())
+        };
+        let part = |length| move |it| PulledPart::All(Arc::new(Floats::repeated(it, 1.5, length)));
+        let types = [FloatType::ALL, FloatType::ALL].concat().into_iter();
+        let parts: Vec<_> = types.map(part(3 * VALUES_AHEAD + 1)).collect();
+        let (_, message) = pass(parts.clone());
+        let Some(Message::Reply(0, Reply::Weights { parts: there, .. })) = message else {
+            panic!("something else arrived: {message:?}");
+        };
+        assert_eq!(there, parts);
+        for float_type in FloatType::ALL {
+            let long = |length| pass(vec![part(length)(float_type)]).0;
+            assert_eq!(long(3) - long(2), float_type.size_bytes());
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_value_is_refused() {
+        let message = pulled(vec![PulledPart::All(Arc::new(vec![1.5].into()))]);
+        let head = codec::encode(&(vec![3_u64], &message), HEAD_BYTES_MAX).unwrap();
+        let header = Header {
+            head_bytes: head.len(),
+            values_bytes: 3,
+            head_checksum: checksum([&head[..]]),
+            values_checksum: None,
+        };
+        let wanted = "whole values".into();
+        let error = received(&[&header.encode()[..], &head].concat()).unwrap_err();
+        assert_eq!(error, Breach::Unexpected { wanted }.into());
+    }
+
+    #[test]
     fn rows_of_a_pull_arrive_with_their_values_and_are_refused_unless_they_fit() {
         let pass = |parts| {
             received(
@@ -638,7 +712,7 @@ mod tests {
     #[test]
     fn a_head_that_announces_other_arrays_than_it_has_is_refused() {
         let message = weights(&[2]);
-        for lengths in [vec![], vec![1, 1], vec![u64::MAX], vec![1 << 62]] {
+        for lengths in [vec![], vec![4, 4], vec![u64::MAX], vec![1 << 62]] {
             let head = codec::encode(&(&lengths, &message), HEAD_BYTES_MAX).unwrap();
             let header = Header {
                 head_bytes: head.len(),

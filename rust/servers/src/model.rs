@@ -1,7 +1,6 @@
 //! The trained model: its variables, and the part of each on each server.
 
 use std::collections::BTreeMap;
-use std::iter::zip;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,13 +8,16 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use gradring_proto::parameters::changes::ChangedRows;
-use gradring_proto::parameters::floats::Floats;
+use gradring_proto::parameters::float::FloatType;
+use gradring_proto::parameters::floats::{FloatSlice, Floats};
 use gradring_proto::parameters::identity::Version;
 use gradring_proto::parameters::optimizer::Optimizer;
 use gradring_proto::parameters::shard::{Gradient, Payload, Spec};
 use gradring_proto::parameters::shards::{Shape, VariablePart, place};
 use gradring_proto::parameters::worker::Pulled;
 use gradring_proto::wire::codec;
+
+use super::values::Values as _;
 
 /// A variable of the program.
 #[derive(Debug, Clone, Serialize)]
@@ -24,6 +26,8 @@ pub struct Variable {
     pub name: String,
     /// Dimensions.
     pub shape: Vec<usize>,
+    /// Element type.
+    pub float_type: FloatType,
     /// True if weight decay applies to the variable.
     pub decays: bool,
 }
@@ -32,10 +36,10 @@ pub struct Variable {
 #[derive(Debug, Clone, Copy)]
 pub enum Given<'a> {
     /// Gradient of all elements.
-    Dense(&'a [f32]),
+    Dense(FloatSlice<'a>),
     /// Indices of rows in any order, and gradients of these rows; those of equal indices are
     /// summed.
-    Rows(&'a [usize], &'a [f32]),
+    Rows(&'a [usize], FloatSlice<'a>),
 }
 
 /// Weights of all variables at one pull.
@@ -68,6 +72,12 @@ impl Variable {
     #[must_use]
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Size of all elements in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.elements() * self.float_type.size_bytes()
     }
 
     fn rows(&self) -> Shape {
@@ -124,15 +134,14 @@ impl Model {
 
     /// Size of a server's weights in bytes.
     pub(crate) fn bytes_on(&self, server: usize) -> u64 {
-        let elements: usize = self.shards[server]
-            .iter()
-            .map(|part| part.elements.len())
-            .sum();
-        (elements * size_of::<f32>()) as u64
+        let bytes = |part: &VariablePart| {
+            part.elements.len() * self.variables[part.variable].float_type.size_bytes()
+        };
+        self.shards[server].iter().map(bytes).sum::<usize>() as u64
     }
 
     /// Splits the initial weights into a payload for each server.
-    pub(crate) fn initial(&self, weights: &[&[f32]]) -> Vec<Arc<Payload>> {
+    pub(crate) fn initial(&self, weights: &[FloatSlice<'_>]) -> Vec<Arc<Payload>> {
         let part = |part: &VariablePart| {
             let width = self.shapes[part.variable].width;
             let spec = Spec {
@@ -140,7 +149,7 @@ impl Model {
                 width,
                 decays: self.variables[part.variable].decays,
             };
-            let values = Floats::copied(&weights[part.variable][part.elements.clone()]);
+            let values = weights[part.variable].copied(part.elements.clone());
             (spec, Arc::new(values))
         };
         let payload = |parts: &Vec<VariablePart>| {
@@ -163,9 +172,7 @@ impl Model {
         let part = |part: &VariablePart| {
             let (given, rows) = (given[part.variable].as_ref()?, &sorted[part.variable]);
             Some(match given {
-                Given::Dense(values) => {
-                    Gradient::Dense(Floats::copied(&values[part.elements.clone()]))
-                }
+                Given::Dense(values) => Gradient::Dense(values.copied(part.elements.clone())),
                 Given::Rows(_, values) => {
                     rows_of(part, self.shapes[part.variable].width, rows, values)
                 }
@@ -180,19 +187,23 @@ impl Model {
 }
 
 impl PulledModel {
-    /// Pairs weights with their model; `None` if they have other shapes.
+    /// Pairs weights with their model; `None` if they have other shapes or element types.
     #[must_use]
     pub fn new(
         model: Arc<Model>,
         pulled: Vec<Pulled>,
         changed: Vec<Vec<ChangedRows>>,
     ) -> Option<Self> {
-        let sizes = |(_, weights): &Pulled| weights.iter().map(|it| it.len()).collect::<Vec<_>>();
-        let wanted = |parts: &Vec<VariablePart>| {
-            let sizes = parts.iter().map(|part| part.elements.len());
-            sizes.collect::<Vec<_>>()
+        let there = |(_, weights): &Pulled| {
+            let each = weights.iter().map(|it| (it.len(), it.float_type()));
+            each.collect::<Vec<_>>()
         };
-        let fits = pulled.iter().map(sizes).eq(model.shards.iter().map(wanted));
+        let wanted = |parts: &Vec<VariablePart>| {
+            let float_type = |part: &VariablePart| model.variables[part.variable].float_type;
+            let each = parts.iter().map(|it| (it.elements.len(), float_type(it)));
+            each.collect::<Vec<_>>()
+        };
+        let fits = pulled.iter().map(there).eq(model.shards.iter().map(wanted));
         fits.then_some(Self {
             model,
             pulled,
@@ -215,36 +226,31 @@ impl PulledModel {
     fn parts(
         &self,
         variable: usize,
-    ) -> impl Iterator<Item = (&VariablePart, &[f32], Option<&Vec<u32>>)> {
+    ) -> impl Iterator<Item = (&VariablePart, &Floats, Option<&Vec<u32>>)> {
         let places = self.model.places[variable].iter();
         places.map(|&(server, index)| {
             let changed = self.changed.get(server).and_then(|it| it.get(index));
             let part = &self.model.shards[server][index];
-            let weights = &self.pulled[server].1[index][..];
+            let weights = &*self.pulled[server].1[index];
             (part, weights, changed.and_then(Option::as_ref))
         })
     }
 
-    /// Copies the weights of a variable into `into`.
+    /// Copies the weights of a variable into `into`, as bytes.
     ///
     /// # Panics
-    /// If `into` has another size than the variable.
-    pub fn put(&self, variable: usize, into: &mut [f32]) {
-        for (part, weights, _) in self.parts(variable) {
-            into[part.elements.clone()].copy_from_slice(weights);
-        }
+    /// If `into` is shorter than the variable.
+    pub fn put(&self, variable: usize, into: &mut [u8]) {
+        let all = 0..self.variables()[variable].elements();
+        self.put_range(variable, &all, into);
     }
 
     /// First elements of a variable, at most so many.
-    pub(crate) fn first(&self, variable: usize, count: usize) -> Vec<f32> {
-        let mut first = vec![0.0; count.min(self.variables()[variable].elements())];
-        for (part, weights, _) in self.parts(variable) {
-            let end = part.elements.end.min(first.len());
-            if part.elements.start < end {
-                let length = end - part.elements.start;
-                first[part.elements.start..end].copy_from_slice(&weights[..length]);
-            }
-        }
+    pub(crate) fn first(&self, variable: usize, count: usize) -> Floats {
+        let Variable { float_type, .. } = self.variables()[variable];
+        let count = count.min(self.variables()[variable].elements());
+        let mut first = Floats::repeated(float_type, 0.0, count);
+        self.put_range(variable, &(0..count), first.bytes_mut());
         first
     }
 
@@ -266,17 +272,19 @@ impl PulledModel {
         ranges
     }
 
-    /// Copies the elements in `range` of a variable to the same places of `into`.
+    /// Copies the elements in `range` of a variable to the same places of `into`, as bytes.
     ///
     /// # Panics
     /// If `into` is shorter than the range.
-    pub fn put_range(&self, variable: usize, range: &Range<usize>, into: &mut [f32]) {
+    pub fn put_range(&self, variable: usize, range: &Range<usize>, into: &mut [u8]) {
+        let size = self.variables()[variable].float_type.size_bytes();
         for (part, weights, _) in self.parts(variable) {
             let start = range.start.max(part.elements.start);
             let end = range.end.min(part.elements.end);
             if start < end {
                 let first = start - part.elements.start;
-                into[start..end].copy_from_slice(&weights[first..first + end - start]);
+                let weights = &weights.bytes()[size * first..][..size * (end - start)];
+                into[size * start..size * end].copy_from_slice(weights);
             }
         }
     }
@@ -297,35 +305,25 @@ fn rows_of(
     part: &VariablePart,
     width: usize,
     sorted: &[(usize, usize)],
-    values: &[f32],
+    values: &FloatSlice<'_>,
 ) -> Gradient {
-    let (mut rows, mut summed) = (Vec::<u32>::new(), Vec::<f32>::new());
     let Range { start, end } = part.elements;
     // A variable of width 0 has no values.
-    if let (Some(first), Some(end)) = (start.checked_div(width), end.checked_div(width)) {
-        let from = sorted.partition_point(|it| it.0 < first);
-        let to = sorted.partition_point(|it| it.0 < end);
-        for &(row, source) in &sorted[from..to] {
-            let (row, values) = ((row - first) as u32, &values[source * width..][..width]);
-            if rows.last() == Some(&row) {
-                let start = summed.len() - width;
-                for (sum, value) in zip(&mut summed[start..], values) {
-                    *sum += value;
-                }
-            } else {
-                rows.push(row);
-                summed.extend_from_slice(values);
-            }
-        }
-    }
-    Gradient::Rows {
-        rows,
-        values: summed.into(),
-    }
+    let first = start.checked_div(width).unwrap_or(0);
+    let end = end.checked_div(width).unwrap_or(0);
+    let from = sorted.partition_point(|it| it.0 < first);
+    let to = sorted.partition_point(|it| it.0 < end);
+    let ranges = sorted[from..to]
+        .iter()
+        .map(|&(row, source)| ((row - first) as u32, source * width..(source + 1) * width));
+    let (rows, values) = values.summed(ranges);
+    Gradient::Rows { rows, values }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::iter::zip;
+
     use gradring_proto::parameters::optimizer::Sgd;
 
     use super::*;
@@ -334,6 +332,7 @@ mod tests {
         let variable = |name: &str, shape: &[usize]| Variable {
             name: name.into(),
             shape: shape.into(),
+            float_type: FloatType::F32,
             decays: true,
         };
         let variables = vec![variable("table", &[7, 2]), variable("bias", &[])];
@@ -349,7 +348,7 @@ mod tests {
         let table: Vec<f32> = (0..14).map(|it| it as f32).collect();
         for servers in 1..=4 {
             let model = model(servers);
-            let payloads = model.initial(&[&table, &[99.0]]);
+            let payloads = model.initial(&[(&table[..]).into(), FloatSlice::F32(&[99.0])]);
             let pulled = payloads.iter().map(|payload| match &**payload {
                 Payload::Initial { parts, .. } => {
                     let weights = parts.iter().map(|(_, weights)| weights.clone());
@@ -361,12 +360,12 @@ mod tests {
             let other = Arc::new(self::model(servers + 1));
             assert!(PulledModel::new(other, pulled.clone(), vec![]).is_none());
             let pulled = PulledModel::new(Arc::new(model), pulled, vec![]).unwrap();
-            let (mut first, mut second) = ([0.0; 14], [0.0; 1]);
-            pulled.put(0, &mut first);
-            pulled.put(1, &mut second);
+            let (mut first, mut second) = ([0.0_f32; 14], [0.0_f32; 1]);
+            pulled.put(0, first.bytes_mut());
+            pulled.put(1, second.bytes_mut());
             assert_eq!((&first[..], second), (&table[..], [99.0]));
-            assert_eq!(pulled.first(0, 5), table[..5]);
-            assert_eq!(pulled.first(1, 5), [99.0]);
+            assert_eq!(pulled.first(0, 5), table[..5].to_vec().into());
+            assert_eq!(pulled.first(1, 5), vec![99.0].into());
             let changed = pulled.changed(0);
             assert_eq!(
                 changed.iter().map(ExactSizeIterator::len).sum::<usize>(),
@@ -383,7 +382,7 @@ mod tests {
         for parts in &model.shards {
             let weights = parts.iter().map(|part| {
                 let weights = part.elements.clone().map(|it| it as f32);
-                Arc::new(weights.collect::<Vec<_>>().into())
+                Arc::new(weights.collect::<Vec<f32>>().into())
             });
             pulled.push((Default::default(), weights.collect()));
             // All of the second part of the table has changed.
@@ -395,11 +394,11 @@ mod tests {
         let end = model.shards[server][index].elements.start;
         let pulled = PulledModel::new(Arc::clone(&model), pulled, changed).unwrap();
         assert_eq!(pulled.changed(0), [end..14, 0..2, 4..6]);
-        let mut all = vec![0.0; 14];
-        pulled.put(0, &mut all);
+        let mut all = [0.0_f32; 14];
+        pulled.put(0, all.bytes_mut());
         for range in [0..14, 4..6, end - 1..end + 1, end..14] {
-            let mut some = vec![-1.0; 14];
-            pulled.put_range(0, &range, &mut some);
+            let mut some = [-1.0_f32; 14];
+            pulled.put_range(0, &range, some.bytes_mut());
             for (index, value) in some.into_iter().enumerate() {
                 let expected = if range.contains(&index) {
                     all[index]
@@ -415,7 +414,7 @@ mod tests {
     fn rows_go_to_the_server_of_their_part_in_order_and_repeated_ones_add_up() {
         let model = model(2);
         let values = [1.0, 2.0, 10.0, 20.0, 100.0, 200.0];
-        let given = Given::Rows(&[6, 0, 6], &values);
+        let given = Given::Rows(&[6, 0, 6], FloatSlice::F32(&values));
         let mut found = BTreeMap::new();
         for (parts, payload) in zip(&model.shards, model.gradients(&[Some(given), None])) {
             let Payload::Gradients(gradients) = &*payload else {
@@ -426,7 +425,7 @@ mod tests {
                     assert_eq!((part.variable, gradient), (1, &None));
                     continue;
                 };
-                for (row, values) in zip(rows, values.chunks(2)) {
+                for (row, values) in zip(rows, values.of::<f32>().chunks(2)) {
                     found.insert(part.elements.start / 2 + *row as usize, values.to_vec());
                 }
             }
@@ -435,5 +434,35 @@ mod tests {
             found,
             [(0, vec![10.0, 20.0]), (6, vec![101.0, 202.0])].into()
         );
+    }
+
+    #[test]
+    fn models_differ_by_the_element_types_of_their_variables() {
+        let model = |float_type| {
+            let variable = Variable {
+                name: "table".into(),
+                shape: vec![5, 2],
+                float_type,
+                decays: true,
+            };
+            let optimizer = super::tests::model(1).optimizer;
+            Model::new(vec![variable], optimizer, &BTreeMap::new(), 1)
+        };
+        for float_type in FloatType::ALL {
+            let wide = model(FloatType::F64);
+            let is_same = float_type == FloatType::F64;
+            assert_eq!(
+                model(float_type).fingerprint() == wide.fingerprint(),
+                is_same
+            );
+            let weights = vec![Arc::new(Floats::repeated(float_type, 1.0, 10))];
+            let pulled = vec![(Default::default(), weights)];
+            assert_eq!(
+                PulledModel::new(Arc::new(wide), pulled, vec![]).is_some(),
+                is_same
+            );
+            let bytes = 10 * float_type.size_bytes();
+            assert_eq!(model(float_type).bytes_on(0), bytes as u64);
+        }
     }
 }

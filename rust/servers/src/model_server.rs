@@ -23,6 +23,7 @@ use gradring_proto::parameters::message::{Ask, Order, Report, WorkerRequest};
 use gradring_proto::parameters::restoring::Origin;
 use gradring_proto::parameters::sequencer::{Output, Sequencer};
 use gradring_proto::parameters::server::Server as Protocol;
+use gradring_proto::parameters::shard::Weights;
 use gradring_proto::wire::handshake::ClientKind;
 
 /// Time in which a worker must reconnect before it is lost.
@@ -182,8 +183,9 @@ impl ModelServer {
         let longest = |copy: &Protocol<Store>| {
             let shard = copy.at().and_then(|at| at.shard.as_ref());
             shard.map_or(u64::MAX, |shard| {
-                let count: usize = shard.weights().iter().map(|it| it.len()).sum();
-                2 * (count * size_of::<f32>()) as u64
+                let weights = shard.weights();
+                let bytes = |it: &Weights| it.size_bytes() + it.len() * size_of::<u32>();
+                weights.iter().map(bytes).sum::<usize>() as u64
             })
         };
         let values_max = self.copies.iter().map(longest).max().unwrap_or(0);

@@ -1,8 +1,10 @@
-//! Values as bytes: numbers of four bytes in little-endian order, which all supported processors
-//! have.
+//! Values as bytes: numbers in little-endian order, which all supported processors have.
+
+use gradring_proto::dtype::{bf16, f16};
+use gradring_proto::parameters::floats::Floats;
 
 /// Arrays of numbers that can be read and written as bytes.
-pub(crate) trait Values {
+pub trait Values {
     /// The bytes of all numbers, in order.
     fn bytes(&self) -> &[u8];
 
@@ -26,4 +28,24 @@ macro_rules! values {
     )* };
 }
 
-values!(f32, u32);
+values!(f32, f64, bf16, f16, u32);
+
+impl Values for Floats {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::F32(values) => (**values).bytes(),
+            Self::F64(values) => (**values).bytes(),
+            Self::Bf16(values) => (**values).bytes(),
+            Self::F16(values) => (**values).bytes(),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(values) => (**values).bytes_mut(),
+            Self::F64(values) => (**values).bytes_mut(),
+            Self::Bf16(values) => (**values).bytes_mut(),
+            Self::F16(values) => (**values).bytes_mut(),
+        }
+    }
+}

@@ -23,7 +23,7 @@ use gradring_net::link::poll::WakeUp;
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{Abort, Breach, Error, NotServed, Result, message_of};
 use gradring_proto::lock::{self, lock, wait_while};
-use gradring_proto::parameters::floats::forget_kept;
+use gradring_proto::parameters::floats::{FloatSlice, Floats, forget_kept};
 use gradring_proto::parameters::identity::{PushId, Term, Version};
 use gradring_proto::parameters::keepers::Keepers;
 use gradring_proto::parameters::message::{Ask, Reply, WorkerRequest};
@@ -119,7 +119,7 @@ struct State {
     /// The push of which pieces arrive from the program; its identity if it counts.
     open: Option<(PushHandle, Option<PushId>)>,
     /// First values of each variable in the last pull.
-    shown: Vec<Vec<f32>>,
+    shown: Vec<Floats>,
     stats: Stats,
 }
 
@@ -263,7 +263,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until the update rule lets this worker continue, and receives the weights into `into`.
+    /// Waits until the update rule lets this worker continue, and receives the weights into `into`,
+    /// which has the bytes of each variable.
     /// Returns their version, or `None` if the servers want the initial weights.
     ///
     /// # Errors
@@ -271,7 +272,7 @@ impl Worker {
     /// out of turn, interrupted, or the worker is closed.
     pub fn pull(
         &self,
-        into: &mut [&mut [f32]],
+        into: &mut [&mut [u8]],
         interrupt: Interrupt<'_>,
     ) -> Result<Option<Version>> {
         let Some(pulled) = self.pull_model(interrupt)? else {
@@ -340,11 +341,10 @@ impl Worker {
     ///
     /// # Errors
     /// `WasSet` with the name of the first variable that the program has set.
-    pub fn check_unset(&self, found: &[&[f32]]) -> Result<()> {
+    pub fn check_unset(&self, found: &[FloatSlice<'_>]) -> Result<()> {
         let state = self.state()?;
-        let is_same = |(now, then): (&f32, &f32)| now == then || now.is_nan() && then.is_nan();
         for (index, (found, shown)) in zip(found, &state.shown).enumerate() {
-            if !zip(*found, shown).all(is_same) {
+            if !found.agrees(shown) {
                 let model = state.model.as_ref();
                 let variable = model.map_or("", |model| &model.variables()[index].name);
                 let (worker, variable) = (self.me as usize, variable.into());
@@ -359,7 +359,7 @@ impl Worker {
     ///
     /// # Errors
     /// Those of `push`.
-    pub fn push_initial(&self, weights: &[&[f32]]) -> Result<bool> {
+    pub fn push_initial(&self, weights: &[FloatSlice<'_>]) -> Result<bool> {
         let hyper = Hyper {
             learning_rate: 0.0,
             weight_decay: 0.0,

@@ -11,12 +11,14 @@ use gradring_net::link::tcp::connection::Connection;
 use gradring_net::session::connect::{Connector, Retry};
 use gradring_net::session::credentials::Credentials;
 use gradring_proto::error::{Breach, Error, ErrorKind, NotServed, Result, Unusable};
+use gradring_proto::parameters::float::FloatType;
 use gradring_proto::parameters::optimizer::{Adam, Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::{Late, Rules};
 use gradring_proto::parameters::shard::{Gradient, Shard, Spec};
 use gradring_proto::wire::handshake::{ClientKind, Hello, Purpose};
 use gradring_servers::model::{Given, Model, Variable};
 use gradring_servers::server::{Server, ServerPlace};
+use gradring_servers::values::Values as _;
 use gradring_servers::worker::Worker;
 use mean::apply_mean;
 use serving::{Served, config, serve, serve_as};
@@ -100,6 +102,7 @@ fn model(optimizer: Optimizer, servers: usize) -> Model {
     let variable = Variable {
         name: "table".into(),
         shape: vec![ROWS, WIDTH],
+        float_type: FloatType::F32,
         decays: true,
     };
     Model::new(vec![variable], optimizer, &BTreeMap::new(), servers)
@@ -108,10 +111,10 @@ fn model(optimizer: Optimizer, servers: usize) -> Model {
 /// Takes one turn of the program: returns pulled weights, or `None` after it has pushed the initial
 /// weights.
 fn pull(worker: &Worker) -> Result<Option<Vec<f32>>> {
-    let mut weights = vec![0.0; ROWS * WIDTH];
-    let pulled = worker.pull(&mut [&mut weights], &mut || false)?;
+    let mut weights = vec![0.0_f32; ROWS * WIDTH];
+    let pulled = worker.pull(&mut [weights.bytes_mut()], &mut || false)?;
     if pulled.is_none() {
-        worker.push_initial(&[&values(99)])?;
+        worker.push_initial(&[values(99)[..].into()])?;
     }
     Ok(pulled.map(|_| weights))
 }
@@ -125,7 +128,9 @@ fn pulled(worker: &Worker) -> Vec<f32> {
 }
 
 fn push(worker: &Worker, gradient: &[f32]) -> bool {
-    worker.push(&[Some(Given::Dense(gradient))], HYPER).unwrap()
+    worker
+        .push(&[Some(Given::Dense(gradient.into()))], HYPER)
+        .unwrap()
 }
 
 fn values(seed: usize) -> Vec<f32> {
@@ -151,7 +156,7 @@ fn expected(steps: usize) -> Vec<f32> {
         let pushed = [0, 1].map(|worker| Gradient::Dense(values(2 * step + worker).into()));
         apply_mean(&mut shard, step as u64 + 2, &pushed, HYPER);
     }
-    shard.weights()[0].to_vec()
+    shard.weights()[0].of::<f32>().to_vec()
 }
 
 #[test]
@@ -351,7 +356,7 @@ fn workers_that_train_something_else_or_are_too_many_are_turned_away_by_name() {
     let (worker, workers) = (3, 2);
     assert_eq!(error, NotServed::NoSuchWorker { worker, workers });
     assert!(matches!(
-        kind(first.push_initial(&[&values(99)]).unwrap_err()),
+        kind(first.push_initial(&[values(99)[..].into()]).unwrap_err()),
         NotServed::OutOfTurn { .. }
     ));
     for Served { server, thread } in served {
@@ -523,6 +528,7 @@ fn embedding_worker(addresses: &[String], index: usize) -> Arc<Worker> {
     let variable = |name: &str, shape: &[usize]| Variable {
         name: name.into(),
         shape: shape.into(),
+        float_type: FloatType::F32,
         decays: false,
     };
     let table = variable("table", &[TABLE_ROWS, TABLE_WIDTH]);
@@ -579,14 +585,17 @@ fn expected_embedding(version: u64, workers: usize) -> (Vec<f32>, Vec<f32>) {
         apply_mean(&mut table, before + 1, &of_table, HYPER);
         apply_mean(&mut bias, before + 1, &of_bias, HYPER);
     }
-    (table.weights()[0].to_vec(), bias.weights()[0].to_vec())
+    (
+        table.weights()[0].of::<f32>().to_vec(),
+        bias.weights()[0].of::<f32>().to_vec(),
+    )
 }
 
 /// Pulls weights and checks all of their bits. Returns their version.
 fn pulled_embedding(worker: &Worker, workers: usize) -> u64 {
     let (mut table, mut bias) = initial_embedding();
     loop {
-        let into = &mut [&mut table[..], &mut bias[..]];
+        let into = &mut [table.bytes_mut(), bias.bytes_mut()];
         if let Some(version) = worker.pull(into, &mut || false).unwrap() {
             let expected = expected_embedding(version, workers);
             assert_eq!(bits(&table), bits(&expected.0), "{version}");
@@ -594,13 +603,17 @@ fn pulled_embedding(worker: &Worker, workers: usize) -> u64 {
             return version;
         }
         let (table, bias) = initial_embedding();
-        worker.push_initial(&[&table, &bias]).unwrap();
+        let initial = [table[..].into(), bias[..].into()];
+        worker.push_initial(&initial).unwrap();
     }
 }
 
 fn push_embedding(worker: &Worker, version: u64) {
     let (rows, values, bias) = embedding_gradients(version, worker.index() as usize);
-    let gradients = [Some(Given::Rows(&rows, &values)), Some(Given::Dense(&bias))];
+    let gradients = [
+        Some(Given::Rows(&rows, values[..].into())),
+        Some(Given::Dense(bias[..].into())),
+    ];
     worker.push(&gradients, HYPER).unwrap();
 }
 

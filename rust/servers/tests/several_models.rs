@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use common::free_address;
 use gradring_proto::error::{Error, ErrorKind, NotServed, Result};
+use gradring_proto::parameters::float::FloatType;
+use gradring_proto::parameters::floats::FloatSlice;
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
 use gradring_proto::parameters::rules::{Combine, Late, Rules};
 use gradring_proto::wire::handshake::MODELS_MAX;
 use gradring_servers::model::{Given, Model, Variable};
+use gradring_servers::values::Values as _;
 use gradring_servers::worker::Worker;
 use serving::{Served, config, serve, serve_as};
 
@@ -39,9 +42,19 @@ fn rules(workers: u32, staleness: Option<u64>) -> Rules {
 }
 
 fn worker(addresses: &[String], index: usize, number: usize, name: &str) -> Arc<Worker> {
+    worker_of(addresses, (index, number), name, FloatType::F32)
+}
+
+fn worker_of(
+    addresses: &[String],
+    (index, number): (usize, usize),
+    name: &str,
+    float_type: FloatType,
+) -> Arc<Worker> {
     let variable = Variable {
         name: name.into(),
         shape: vec![ELEMENTS],
+        float_type,
         decays: false,
     };
     let sgd = Optimizer::Sgd(Sgd {
@@ -55,9 +68,10 @@ fn worker(addresses: &[String], index: usize, number: usize, name: &str) -> Arc<
 }
 
 fn pull(worker: &Worker) -> Result<Vec<f32>> {
-    let mut weights = vec![0.0; ELEMENTS];
-    while worker.pull(&mut [&mut weights], &mut || false)?.is_none() {
-        worker.push_initial(&[&[INITIAL; ELEMENTS]])?;
+    let mut weights = vec![0.0_f32; ELEMENTS];
+    let into = &mut [weights.bytes_mut()];
+    while worker.pull(into, &mut || false)?.is_none() {
+        worker.push_initial(&[FloatSlice::F32(&[INITIAL; ELEMENTS])])?;
     }
     Ok(weights)
 }
@@ -66,7 +80,7 @@ fn pull(worker: &Worker) -> Result<Vec<f32>> {
 fn step(worker: &Worker, gradient: f32) -> f32 {
     let gradient = [gradient; ELEMENTS];
     worker
-        .push(&[Some(Given::Dense(&gradient))], HYPER)
+        .push(&[Some(Given::Dense(gradient[..].into()))], HYPER)
         .unwrap();
     let weights = pull(worker).unwrap();
     assert!(weights.iter().all(|it| *it == weights[0]), "{weights:?}");
@@ -156,7 +170,7 @@ fn fact(error: Error) -> NotServed {
 }
 
 #[test]
-fn workers_that_begin_models_in_another_order_are_refused() {
+fn workers_that_begin_models_in_another_order_or_of_another_dtype_are_refused() {
     let addresses = [free_address()];
     let served = serve(&addresses, 0, &rules(2, None), None);
     let mut kept = Vec::new();
@@ -172,6 +186,10 @@ fn workers_that_begin_models_in_another_order_are_refused() {
         let differ = NotServed::ModelsDiffer { worker, other };
         assert_eq!(fact(pull(&wrong).unwrap_err()), differ);
     }
+    let wide = worker_of(&addresses, (1, 0), "first", FloatType::F64);
+    let (worker, other) = (1, 0);
+    let differ = NotServed::ModelsDiffer { worker, other };
+    assert_eq!(fact(pull(&wide).unwrap_err()), differ);
     served.server.close();
     served.thread.join().unwrap().unwrap_err();
 }
@@ -284,6 +302,7 @@ fn a_push_of_many_pieces_counts_whole_and_is_closed_by_its_own_handle() {
     let variable = |index| Variable {
         name: format!("variable {index}"),
         shape: vec![ELEMENTS],
+        float_type: FloatType::F32,
         decays: false,
     };
     let sgd = Optimizer::Sgd(Sgd {
@@ -295,11 +314,11 @@ fn a_push_of_many_pieces_counts_whole_and_is_closed_by_its_own_handle() {
     let worker = Worker::new(0, 0, addresses.to_vec(), &config()).unwrap();
     worker.begin(model).unwrap();
     let weights = || {
-        let mut weights = vec![vec![0.0; ELEMENTS]; PIECES];
-        let mut into: Vec<&mut [f32]> = weights.iter_mut().map(|it| &mut it[..]).collect();
+        let mut weights = vec![vec![0.0_f32; ELEMENTS]; PIECES];
+        let mut into: Vec<_> = weights.iter_mut().map(|it| it.bytes_mut()).collect();
         while worker.pull(&mut into, &mut || false).unwrap().is_none() {
             worker
-                .push_initial(&[&[INITIAL; ELEMENTS][..]; PIECES])
+                .push_initial(&[FloatSlice::F32(&[INITIAL; ELEMENTS]); PIECES])
                 .unwrap();
         }
         weights
@@ -311,9 +330,9 @@ fn a_push_of_many_pieces_counts_whole_and_is_closed_by_its_own_handle() {
     for piece in (0..PIECES).rev() {
         let gradient = [piece as f32; ELEMENTS];
         let mut given = [const { None }; PIECES];
-        given[piece] = Some(Given::Dense(&[-1.0; ELEMENTS]));
+        given[piece] = Some(Given::Dense(FloatSlice::F32(&[-1.0; ELEMENTS])));
         worker.put_gradients(abandoned, piece, &given).unwrap();
-        given[piece] = Some(Given::Dense(&gradient));
+        given[piece] = Some(Given::Dense(gradient[..].into()));
         worker.put_gradients(push, piece, &given).unwrap();
     }
     let refused = worker.close_push(abandoned, HYPER).unwrap_err();

@@ -68,6 +68,8 @@ pub(crate) mod attr {
 
 const ELEMENT_TYPES: &CStr = c"T: {float, double, half, bfloat16, int32, int64, uint8}";
 const LENGTH: &CStr = c"N: int >= 1";
+/// Element types of all variables of an optimizer.
+const VARIABLE_TYPES: &CStr = c"T: list({float, double, half, bfloat16}) >= 1";
 
 /// Attributes of every Start besides those of its tensors.
 const START_ATTRS: [&CStr; 7] = [
@@ -163,9 +165,9 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     .register(api)?;
     Op {
         name: PUSH_OPEN,
-        inputs: &[c"token: resource", c"found: N * float"],
+        inputs: &[c"token: resource", c"found: T"],
         outputs: &[c"handle: int64"],
-        attrs: &[LENGTH, c"pieces: int >= 1", c"client: int"],
+        attrs: &[VARIABLE_TYPES, c"pieces: int >= 1", c"client: int"],
         is_stateful: true,
         shapes: scalar_shape,
     }
@@ -176,14 +178,15 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         inputs: &[
             c"token: resource",
             c"handle: int64",
-            c"dense: D * float",
+            c"dense: D",
             c"indices: R * int64",
-            c"values: R * float",
+            c"values: V",
         ],
         outputs: &[c"pushed: int64"],
         attrs: &[
-            c"D: int >= 0",
+            c"D: list({float, double, half, bfloat16}) >= 0",
             c"R: int >= 0",
+            c"V: list({float, double, half, bfloat16}) >= 0",
             c"piece: int >= 0",
             c"forms: string",
             c"client: int",
@@ -196,8 +199,8 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
         name: PUSH,
         inputs: &[
             c"token: resource",
-            c"learning_rate: float",
-            c"weight_decay: float",
+            c"learning_rate: double",
+            c"weight_decay: double",
             c"pieces: N * int64",
         ],
         outputs: &[c"handle: int64"],
@@ -208,9 +211,9 @@ pub(crate) fn register(api: &'static Api) -> Result<(), RegisterError> {
     .register(api)?;
     Op {
         name: PULL,
-        inputs: &[c"handle: int64", c"present: N * float"],
-        outputs: &[c"pulled: N * float"],
-        attrs: &[LENGTH, c"client: int"],
+        inputs: &[c"handle: int64", c"present: T"],
+        outputs: &[c"pulled: T"],
+        attrs: &[VARIABLE_TYPES, c"client: int"],
         is_stateful: true,
         shapes: following_shapes,
     }

@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
 use gradring_proto::lock::lock;
+use gradring_proto::parameters::floats::FloatSlice;
 use gradring_proto::parameters::optimizer::Hyper;
 use gradring_servers::model::{Given, Variable};
 use gradring_servers::worker::{PushHandle, Worker};
@@ -159,12 +160,9 @@ impl Kernel for Push {
         let (rate, decay) = (inputs.take(1)?, inputs.take(1)?);
         // All pieces return the handle of the push.
         let handle = inputs.scalar()?;
-        let first = |tensors: &[Tensor]| {
-            let values = all_floats(tensors)?;
-            let value = values.first().and_then(|it| it.first());
-            value
-                .copied()
-                .ok_or_else(|| Failure::new(Code::InvalidArgument, "a rate has no value"))
+        let first = |tensors: &[Tensor]| match all_floats(tensors)?[..] {
+            [FloatSlice::F64([value, ..])] => Ok(*value),
+            _ => Err(Failure::new(Code::InvalidArgument, "a rate has no value")),
         };
         let hyper = Hyper {
             learning_rate: first(&rate)?,
@@ -203,9 +201,11 @@ impl Kernel for Pull {
             return Err(Failure::new(Code::Internal, "another op keeps memory"));
         };
         let share = |variable: usize, values: &Arc<Values>| {
-            let shape = &pulled.variables()[variable].shape;
+            let Variable {
+                shape, float_type, ..
+            } = &pulled.variables()[variable];
             let dims: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
-            Tensor::shared(context.api(), &dims, values)
+            Tensor::shared(context.api(), *float_type, &dims, values)
         };
         for (output, tensor) in (0..).zip(copies.filled(&pulled, share)?) {
             context.set_output(output, tensor)?;
@@ -243,7 +243,7 @@ fn size(node: &Construction, name: &CStr) -> Result<usize, Failure> {
         .map_err(|_| Failure::new(Code::InvalidArgument, format!("{value} is no size")))
 }
 
-fn all_floats(tensors: &[Tensor]) -> Result<Vec<&[f32]>, Failure> {
+fn all_floats(tensors: &[Tensor]) -> Result<Vec<FloatSlice<'_>>, Failure> {
     tensors.iter().map(Tensor::floats).collect()
 }
 
@@ -251,7 +251,10 @@ fn all_floats(tensors: &[Tensor]) -> Result<Vec<&[f32]>, Failure> {
 fn check(given: &Given<'_>, variable: &Variable) -> Result<(), Failure> {
     let rows = variable.shape.first().copied().unwrap_or(1);
     let width: usize = variable.shape.iter().skip(1).product();
+    let (Given::Dense(values) | Given::Rows(_, values)) = given;
+    let (there, wanted) = (values.float_type(), variable.float_type);
     let problem = match given {
+        _ if there != wanted => format!("is {} for one of {}", there.name(), wanted.name()),
         Given::Dense(values) if values.len() != rows * width => {
             format!("has {} values", values.len())
         }
@@ -271,6 +274,8 @@ fn check(given: &Given<'_>, variable: &Variable) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use gradring_proto::parameters::float::FloatType;
+
     use super::*;
 
     #[test]
@@ -278,20 +283,27 @@ mod tests {
         let variable = |shape: &[usize]| Variable {
             name: "table".into(),
             shape: shape.into(),
+            float_type: FloatType::F32,
             decays: false,
         };
         let refused = |given: Given<'_>, shape: &[usize]| {
             let failure = check(&given, &variable(shape)).err()?;
             Some(failure.message().to_owned())
         };
-        assert_eq!(refused(Given::Dense(&[0.0; 6]), &[3, 2]), None);
-        assert_eq!(refused(Given::Dense(&[0.0]), &[]), None);
-        assert_eq!(refused(Given::Rows(&[2, 0], &[0.0; 4]), &[3, 2]), None);
+        let dense = |values| Given::Dense(FloatSlice::F32(values));
+        let rows = |rows, values| Given::Rows(rows, FloatSlice::F32(values));
+        assert_eq!(refused(dense(&[0.0; 6]), &[3, 2]), None);
+        assert_eq!(refused(dense(&[0.0]), &[]), None);
+        assert_eq!(refused(rows(&[2, 0], &[0.0; 4]), &[3, 2]), None);
         for (given, problem) in [
-            (Given::Dense(&[0.0; 5][..]), "has 5 values"),
-            (Given::Rows(&[0], &[0.0; 4]), "has 4 values for 1 rows"),
-            (Given::Rows(&[3], &[0.0; 2]), "has the row 3"),
-            (Given::Rows(&[-1_i64 as usize], &[0.0; 2]), "has the row -1"),
+            (dense(&[0.0; 5]), "has 5 values"),
+            (rows(&[0], &[0.0; 4]), "has 4 values for 1 rows"),
+            (rows(&[3], &[0.0; 2]), "has the row 3"),
+            (rows(&[-1_i64 as usize], &[0.0; 2]), "has the row -1"),
+            (
+                Given::Dense(FloatSlice::F64(&[0.0; 6])),
+                "is float64 for one of float32",
+            ),
         ] {
             let text = refused(given, &[3, 2]).unwrap();
             assert!(text.contains("table") && text.contains(problem), "{text}");

@@ -6,7 +6,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use gradring_proto::buffer::Slice;
-use gradring_proto::dtype::DType;
+use gradring_proto::dtype::{DType, Element};
+use gradring_proto::parameters::float::FloatType;
+use gradring_proto::parameters::floats::FloatSlice;
 
 use crate::api::{Api, DataType, RawTensor};
 use crate::status::{Code, Failure};
@@ -15,16 +17,19 @@ use crate::values::Values;
 /// TensorFlow's number and gradring's type of every element type of the ops.
 const TYPES: [(DataType, DType); 7] = [
     (FLOAT32, DType::F32),
-    (2, DType::F64),
+    (FLOAT64, DType::F64),
     (3, DType::I32),
     (4, DType::U8),
     (INT64, DType::I64),
-    (14, DType::Bf16),
-    (19, DType::F16),
+    (BFLOAT16, DType::Bf16),
+    (FLOAT16, DType::F16),
 ];
 
-/// TensorFlow's number for float32.
-pub(crate) const FLOAT32: DataType = 1;
+/// TensorFlow's numbers for the element types of variables on parameter servers.
+const FLOAT32: DataType = 1;
+const FLOAT64: DataType = 2;
+const BFLOAT16: DataType = 14;
+const FLOAT16: DataType = 19;
 /// TensorFlow's number for int64.
 pub(crate) const INT64: DataType = 9;
 
@@ -89,23 +94,30 @@ impl Tensor {
         Ok(Self { api, raw })
     }
 
-    /// Creates a float32 tensor whose memory is `values`, of which it holds a reference.
+    /// Creates a tensor whose memory is `values`, of which it holds a reference.
     pub(crate) fn shared(
         api: &'static Api,
+        float_type: FloatType,
         dims: &[i64],
         values: &Arc<Values>,
     ) -> Result<Self, Failure> {
         let memory = values.start().cast_mut().cast();
         let reference = Arc::into_raw(Arc::clone(values)).cast_mut();
-        // SAFETY: the memory is that of so many floats, and the function drops the reference once,
-        // after TensorFlow's last use.
+        let data_type = match float_type {
+            FloatType::F32 => FLOAT32,
+            FloatType::F64 => FLOAT64,
+            FloatType::Bf16 => BFLOAT16,
+            FloatType::F16 => FLOAT16,
+        };
+        // SAFETY: the memory has so many bytes, all of which are numbers. The function drops the
+        // reference once, after TensorFlow's last use.
         let raw = unsafe {
             (api.new_tensor)(
-                FLOAT32,
+                data_type,
                 dims.as_ptr(),
                 c_int::try_from(dims.len()).unwrap_or(c_int::MAX),
                 memory,
-                values.len() * size_of::<f32>(),
+                values.len(),
                 drop_values,
                 reference.cast(),
             )
@@ -169,24 +181,25 @@ impl Tensor {
             .collect())
     }
 
-    /// Returns the values of a float32 tensor.
-    pub(crate) fn floats(&self) -> Result<&[f32], Failure> {
-        if self.data_type() != FLOAT32 {
-            return Err(Failure::new(Code::Internal, "expected a float32 tensor"));
+    /// Returns the values of a tensor of floats.
+    pub(crate) fn floats(&self) -> Result<FloatSlice<'_>, Failure> {
+        match self.data_type() {
+            FLOAT32 => Ok(FloatSlice::F32(self.values())),
+            FLOAT64 => Ok(FloatSlice::F64(self.values())),
+            BFLOAT16 => Ok(FloatSlice::Bf16(self.values())),
+            FLOAT16 => Ok(FloatSlice::F16(self.values())),
+            _ => Err(Failure::new(Code::Internal, "expected a tensor of floats")),
         }
-        // SAFETY: the memory holds the values, aligned as floats at least, and TensorFlow changes
-        // no memory to which others refer.
-        Ok(unsafe {
-            std::slice::from_raw_parts(self.start(), self.size_bytes() / size_of::<f32>())
-        })
     }
 
-    /// Address of the first float, also of an empty tensor.
-    fn start(&self) -> *mut f32 {
-        match self.size_bytes() {
-            0 => NonNull::dangling().as_ptr(),
-            _ => self.data().cast(),
-        }
+    fn values<T: Element>(&self) -> &[T] {
+        let (start, count) = match self.size_bytes() {
+            0 => (NonNull::dangling().as_ptr(), 0),
+            bytes => (self.data().cast(), bytes / size_of::<T>()),
+        };
+        // SAFETY: the callers have checked that the memory holds such values. It is aligned for
+        // these at least, and TensorFlow changes no memory to which others refer.
+        unsafe { std::slice::from_raw_parts(start, count) }
     }
 
     /// Copies `source`'s bytes into this tensor, from byte `offset` on.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use gradring_servers::model::PulledModel;
 
-/// Floats at an address that TensorFlow takes without a copy.
+/// Bytes of a variable at an address that TensorFlow takes without a copy.
 pub(crate) struct Values {
     lines: Box<[Line]>,
     len: usize,
@@ -22,15 +22,15 @@ pub(crate) struct Values {
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Line([f32; Self::FLOATS]);
+struct Line([u8; Self::BYTES]);
 
 impl Line {
-    const FLOATS: usize = 16;
+    const BYTES: usize = 64;
 }
 
 impl Values {
     fn zeros(len: usize) -> Self {
-        let lines = vec![Line([0.0; Line::FLOATS]); len.div_ceil(Line::FLOATS)];
+        let lines = vec![Line([0; Line::BYTES]); len.div_ceil(Line::BYTES)];
         Self {
             lines: lines.into(),
             len,
@@ -41,13 +41,13 @@ impl Values {
         self.len
     }
 
-    /// Address of the first value; dangling without values.
-    pub(crate) const fn start(&self) -> *const f32 {
+    /// Address of the first byte; dangling without any.
+    pub(crate) const fn start(&self) -> *const u8 {
         self.lines.as_ptr().cast()
     }
 
-    const fn all_mut(&mut self) -> &mut [f32] {
-        // SAFETY: the lines have at least so many floats, one after the other, and are borrowed.
+    const fn all_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the lines have at least so many bytes, one after the other, and are borrowed.
         unsafe { slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
     }
 }
@@ -95,7 +95,7 @@ fn next<R>(
     variable: usize,
     pulled: &PulledModel,
 ) -> (Values, Vec<Range<usize>>) {
-    let len = pulled.variables()[variable].elements();
+    let described = &pulled.variables()[variable];
     let changed = pulled.changed(variable);
     for copy in &mut *copies {
         copy.stale.extend_from_slice(&changed);
@@ -112,7 +112,12 @@ fn next<R>(
             Some((Arc::try_unwrap(values).ok()?, stale))
         },
     );
-    free.unwrap_or_else(|| (Values::zeros(len), all(len)))
+    free.unwrap_or_else(|| {
+        (
+            Values::zeros(described.size_bytes()),
+            all(described.elements()),
+        )
+    })
 }
 
 fn written(
@@ -142,6 +147,7 @@ fn all(len: usize) -> Vec<Range<usize>> {
 mod tests {
     use std::collections::BTreeMap;
 
+    use gradring_proto::parameters::float::FloatType;
     use gradring_proto::parameters::optimizer::{Optimizer, Sgd};
     use gradring_servers::model::{Model, Variable};
 
@@ -154,6 +160,7 @@ mod tests {
         let table = Variable {
             name: "table".into(),
             shape: vec![ROWS, 1],
+            float_type: FloatType::F32,
             decays: false,
         };
         let sgd = Optimizer::Sgd(Sgd {
@@ -178,7 +185,7 @@ mod tests {
 
     fn values(values: &Values) -> &[f32] {
         // SAFETY: the values are alive and nobody writes.
-        unsafe { slice::from_raw_parts(values.start(), values.len()) }
+        unsafe { slice::from_raw_parts(values.start().cast(), values.len() / size_of::<f32>()) }
     }
 
     #[test]

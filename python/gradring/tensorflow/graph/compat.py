@@ -333,6 +333,7 @@ def run_op(
     *,
     dtype: tf.DType | None = None,
     lengths: Mapping[str, str] = MappingProxyType({}),
+    types: Mapping[str, str] = MappingProxyType({}),
     unseen: bool = False,
 ) -> list[tf.Tensor]:
     """Runs an op at once when executing eagerly, or else adds it to the graph.
@@ -343,7 +344,8 @@ def run_op(
         attrs: Value of each attribute that the inputs do not imply.
         output_count: Number of output tensors.
         dtype: Value of the op's type attribute `T`, if it has one.
-        lengths: By input that is a list, the attribute of its length; by default `N`.
+        lengths: By input that is a list of one type, the attribute of its length; by default `N`.
+        types: By input that is a list of several types, the attribute of these.
         unseen: Whether to hide the op's outputs from `tf.debugging`.
 
     Returns:
@@ -358,7 +360,10 @@ def run_op(
     named: dict[str, Any] = {} if dtype is None else {"T": dtype.as_datatype_enum}
     for name, value in inputs.items():
         if isinstance(value, list):
-            named[lengths.get(name, "N")] = len(value)
+            if name in types:
+                named[types[name]] = [each.dtype.as_datatype_enum for each in value]
+            else:
+                named[lengths.get(name, "N")] = len(value)
             flat.extend(value)
         else:
             flat.append(value)

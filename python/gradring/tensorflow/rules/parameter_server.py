@@ -28,7 +28,13 @@ from gradring.tensorflow.graph import failures
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.graph.start_wait import ordering_token
-from gradring.tensorflow.rules.served_optimizer import ServedOptimizer, describe, path_of
+from gradring.tensorflow.rules.served_optimizer import (
+    KEPT,
+    ServedOptimizer,
+    describe,
+    dtype_of,
+    path_of,
+)
 from gradring.tensorflow.rules.updates import Apply, Gradient, Updates, times, trained_by
 from gradring.updates.rules import check_server, check_servers
 
@@ -88,8 +94,9 @@ class PushedUpdates(Updates):
             path = path_of(variable)
             if getattr(variable, "constraint", None) is not None:
                 raise ConfigError(f"{path} has a constraint, which no server keeps to {where}")
-            if variable.dtype not in ("float32", tf.float32):
-                raise ConfigError(f"{path} is {variable.dtype}, and servers keep float32 {where}")
+            dtype = dtype_of(variable).name
+            if dtype not in KEPT:
+                raise ConfigError(f"{path} is {dtype}, and servers keep {', '.join(KEPT)} {where}")
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]

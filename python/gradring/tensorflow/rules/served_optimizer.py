@@ -41,6 +41,9 @@ PIECE_BYTES = 4 * 1024 * 1024
 PIECES_MAX = 2048
 
 _Known = tuple[str, dict[str, type]]
+#: Dtypes of variables that servers keep.
+KEPT = ("float32", "float64", "bfloat16", "float16")
+
 _BETAS: dict[str, type] = {"beta_1": float, "beta_2": float, "epsilon": float}
 _ADAM: _Known = ("adam", {**_BETAS, "amsgrad": bool})
 _FTRL = (
@@ -103,16 +106,18 @@ class ServedOptimizer:
         )
         decays = optimizer.weight_decay is not None
         names = names_of(self.trained, [it for each in earlier for it in each.trained])
+        dtypes = [dtype_of(variable).name for variable in self.trained]
         described = [
             (
                 name,
                 list(variable.shape),
-                "float32",
+                dtype,
                 decays and bool(keras_names.USE_WEIGHT_DECAY.of(optimizer)(variable)),
             )
-            for name, variable in zip(names, self.trained, strict=True)
+            for name, dtype, variable in zip(names, dtypes, self.trained, strict=True)
         ]
-        self.client.begin(described, describe(optimizer), self._placement(rule))
+        described_as = describe(optimizer, dtypes[0])
+        self.client.begin(described, described_as, self._placement(rule))
         #: Indices of the variables whose gradients travel together, in a graph, by piece.
         self._pieces = _pieces_of(self.trained)
         #: Handle of the push of this step.
@@ -144,7 +149,8 @@ class ServedOptimizer:
     def found(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient]:
         """Returns the gradient of each variable that the optimizer trains."""
         by_id = {id_of(v): grad for v, grad in zip(variables, gradients, strict=True)}
-        return [by_id.get(id_of(variable)) for variable in self.trained]
+        found = ((by_id.get(id_of(variable)), variable) for variable in self.trained)
+        return [it if it is None else tf.cast(it, dtype_of(variable)) for it, variable in found]
 
     def exchange(self, gradients: Sequence[Gradient], learning_rate: Any, token: Any) -> None:
         """Pushes a gradient of each variable, pulls the variables, and assigns them.
@@ -157,8 +163,8 @@ class ServedOptimizer:
         pieces = enumerate(self._pieces_now())
         pushed = {
             "token": captured(token),
-            "learning_rate": tf.cast(tf.convert_to_tensor(learning_rate), tf.float32),
-            "weight_decay": tf.constant(self._weight_decay),
+            "learning_rate": tf.cast(tf.convert_to_tensor(learning_rate), tf.float64),
+            "weight_decay": tf.constant(self._weight_decay, tf.float64),
             "pieces": [self._push_piece(index, it, gradients, token) for index, it in pieces],
         }
         (handle,) = self._run("GradringPush", pushed)
@@ -212,7 +218,8 @@ class ServedOptimizer:
                 inputs,
                 {**attributes, "client": self.client.id},
                 outputs,
-                lengths={"dense": "D", "indices": "R", "values": "R"},
+                lengths={"indices": "R"},
+                types={"found": "T", "present": "T", "dense": "D", "values": "V"},
                 unseen=True,
             )
 
@@ -221,11 +228,11 @@ class ServedOptimizer:
         return float(self.optimizer.weight_decay or 0.0)
 
     def _values(self) -> list[np.ndarray[Any, Any]]:
-        return [np.array(own(variable).numpy(), np.float32) for variable in self.trained]
+        return [np.array(own(variable).numpy()) for variable in self.trained]
 
     def _pull(self) -> list[np.ndarray[Any, Any]]:
         """Pulls the variables, assigns them, and returns their values."""
-        pulled = [np.empty(variable.shape, np.float32) for variable in self.trained]
+        pulled = [np.empty(it.shape, dtype_of(it).as_numpy_dtype) for it in self.trained]
         # Servers that have lost their values request initial ones again.
         while self.client.pull(pulled) is None:
             self.client.push_initial(self._values())
@@ -257,8 +264,12 @@ class ServedOptimizer:
         return found
 
 
-def describe(optimizer: Any) -> str:
+def describe(optimizer: Any, first_dtype: str = "float32") -> str:
     """Returns the optimizer's description for the servers, in JSON.
+
+    Args:
+        optimizer: An optimizer of Keras 3.
+        first_dtype: Dtype of its first variable, in which Nadam has a product of decays.
 
     Raises:
         gradring.errors.ConfigError: The servers do not support the optimizer.
@@ -266,10 +277,13 @@ def describe(optimizer: Any) -> str:
     known: Any = sys.modules["keras"].optimizers
     kind = type(optimizer)
     if kind is known.LossScaleOptimizer:
-        return describe(optimizer.inner_optimizer)
+        return describe(optimizer.inner_optimizer, first_dtype)
     for keras_name, (name, values) in _OPTIMIZERS.items():
         if kind is getattr(known, keras_name):
-            return json.dumps({name: {it: of(getattr(optimizer, it)) for it, of in values.items()}})
+            described = {it: of(getattr(optimizer, it)) for it, of in values.items()}
+            if name == "nadam":
+                described["product_dtype"] = first_dtype
+            return json.dumps({name: described})
     *names, last = _OPTIMIZERS
     raise ConfigError(
         f"parameter servers do not know {kind.__name__}; they know {', '.join(names)} and {last} "
@@ -281,7 +295,8 @@ def _pieces_of(variables: Sequence[Any]) -> list[list[int]]:
     """Returns the indices of the variables of each piece, ascending."""
     # The backward pass computes the gradients of the last layers first.
     order = [*range(len(variables))][::-1]
-    sizes = [Entry("float32", 4 * int(np.prod(variables[index].shape))) for index in order]
+    # Gradients of several dtypes may be in one piece.
+    sizes = [Entry("any", size_bytes_of(variables[index])) for index in order]
     # Two neighbouring pieces together are larger than the limit.
     total = sum(entry.size_bytes or 0 for entry in sizes)
     packed = pack(sizes, max(PIECE_BYTES, 2 * total // PIECES_MAX))
@@ -302,6 +317,16 @@ def names_of(variables: Sequence[Any], earlier: Sequence[Any]) -> list[str]:
     of `earlier` variables count, too.
     """
     return without_counters([path_of(it) for it in [*earlier, *variables]])[len(earlier) :]
+
+
+def dtype_of(variable: Any) -> tf.DType:
+    """Returns the dtype of a variable of Keras or TensorFlow."""
+    return tf.as_dtype(variable.dtype)
+
+
+def size_bytes_of(variable: Any) -> int:
+    """Returns the size of a variable of Keras or TensorFlow in bytes."""
+    return int(dtype_of(variable).size * np.prod(variable.shape))
 
 
 def path_of(variable: Any) -> str:

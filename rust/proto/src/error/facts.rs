@@ -287,8 +287,8 @@ facts! {
         #[error("worker {worker} was started, and there are {workers}: their indices are 0 to {}", workers - 1)]
         NoSuchWorker { worker: usize, workers: usize },
         #[error(
-            "worker {worker} trains other variables than worker {other}, or with another optimizer or \
-             placement"
+            "worker {worker} trains variables of other names, shapes or dtypes than worker {other}, or with \
+             another optimizer or placement"
         )]
         ModelsDiffer { worker: usize, other: usize },
         #[error("it was started with {theirs}, and server 0 with {ours}")]

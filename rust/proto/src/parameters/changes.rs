@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::float::{Float, typed};
 use super::floats::Floats;
 use super::identity::Version;
 use super::shard::{Change, Shard, Weights};
@@ -83,8 +84,7 @@ impl Changes {
                 return PulledPart::All(weights);
             };
             let rows = kept.and_then(|kept| part.changed_after(kept));
-            // More rows and their indices could be longer than all weights.
-            match rows.filter(|rows| rows.len() <= shard.rows(index) / 2) {
+            match rows.filter(|rows| !shard.are_long(index, rows.len())) {
                 Some(rows) => PulledPart::Rows {
                     values: shard.values_of(index, &rows),
                     rows,
@@ -154,6 +154,9 @@ impl PulledPart {
         let (Some(kept), true) = (kept, self.fits_itself()) else {
             return false;
         };
+        if kept.float_type() != values.float_type() {
+            return false;
+        }
         let width = values.len().checked_div(rows.len()).unwrap_or(0);
         let is_inside = |last: &u32| (*last as usize + 1) * width <= kept.len();
         rows.last()
@@ -239,13 +242,16 @@ impl KeptWeights {
 }
 
 /// Copies rows into weights; also copies the weights if the program still reads them.
-fn put_rows(weights: &mut Weights, rows: &[u32], values: &[f32]) {
-    let width = values.len().checked_div(rows.len()).unwrap_or(0);
-    if width > 0 {
-        let weights = Arc::make_mut(weights);
+fn put_rows(weights: &mut Weights, rows: &[u32], values: &Floats) {
+    fn put<T: Float>(weights: &mut [T], rows: &[u32], values: &[T]) {
+        let width = values.len() / rows.len();
         for (&row, values) in zip(rows, values.chunks_exact(width)) {
             weights[row as usize * width..][..width].copy_from_slice(values);
         }
+    }
+    if !values.is_empty() {
+        let weights = Arc::make_mut(weights);
+        typed!(values.float_type(), T => put::<T>(weights.of_mut::<T>(), rows, values.of::<T>()));
     }
 }
 

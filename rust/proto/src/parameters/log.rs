@@ -26,7 +26,7 @@ pub struct Entry {
     /// The gradients, in the order in which they are summed from left to right.
     pub contributions: Vec<Contribution>,
     /// Factor of the sum.
-    pub scale: f32,
+    pub scale: f64,
     /// Learning rate and weight decay of the first contribution.
     pub hyper: Hyper,
 }
@@ -74,7 +74,7 @@ mod tests {
                 },
             }
         };
-        let of = |entries: &[(u32, f32)]| {
+        let of = |entries: &[(u32, f64)]| {
             let entries = entries
                 .iter()
                 .map(|&(worker, weight)| entry(worker, weight));

@@ -53,6 +53,7 @@
 //! training continues from a worker's weights.
 
 pub mod changes;
+pub mod float;
 pub mod floats;
 pub mod identity;
 pub mod keepers;

@@ -14,7 +14,7 @@ use crate::names::named;
 use crate::settings::{named_values, table, wrong};
 
 /// Strength of the correction of late gradients: lambda of DC-ASGD.
-const COMPENSATION: f32 = 0.04;
+const COMPENSATION: f64 = 0.04;
 
 /// Marks a value that must be equal on all servers.
 const ALL: bool = true;
@@ -95,9 +95,9 @@ pub struct Timing {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Treatment {
     /// Factor of the gradient.
-    pub weight: f32,
+    pub weight: f64,
     /// Strength of the correction for the change of the weights since; `None` for no correction.
-    pub compensation: Option<f32>,
+    pub compensation: Option<f64>,
 }
 
 impl Rules {
@@ -211,7 +211,7 @@ impl Rules {
         match self.late {
             Late::Keep => Some(whole),
             Late::Weight => Some(Treatment {
-                weight: 1.0 / (1 + staleness) as f32,
+                weight: 1.0 / (1 + staleness) as f64,
                 ..whole
             }),
             Late::Compensate => Some(Treatment {
@@ -224,9 +224,9 @@ impl Rules {
 
     /// Factor of the sum of `count` gradients.
     #[must_use]
-    pub fn scale(&self, count: usize) -> f32 {
+    pub fn scale(&self, count: usize) -> f64 {
         match self.combine {
-            Combine::Mean => 1.0 / count as f32,
+            Combine::Mean => 1.0 / count as f64,
             Combine::Sum => 1.0,
         }
     }

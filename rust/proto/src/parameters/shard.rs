@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::floats::Floats;
+use super::float::{Float, typed};
+use super::floats::{Array, Floats};
 use super::identity::Version;
 use super::log::Entry;
 use super::optimizer::{Hyper, Optimizer, compensate, decay};
+use super::rules::Treatment;
 
 /// Shape and properties of a part of a variable, without its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,30 +101,73 @@ impl Spec {
 }
 
 impl Gradient {
-    /// Returns whether it has the shape of the part.
-    fn fits(&self, spec: &Spec) -> bool {
-        match self {
-            Self::Dense(values) => values.len() == spec.elements(),
-            Self::Rows { rows, values } => {
+    /// Returns whether it has the shape and the element type of the part.
+    fn fits(&self, part: &ShardPart) -> bool {
+        let ShardPart { spec, weights, .. } = part;
+        let (rows, values) = self.split();
+        let has_shape = match rows {
+            None => values.len() == spec.elements(),
+            Some(rows) => {
                 rows.len().checked_mul(spec.width) == Some(values.len())
                     && rows.is_sorted_by(|one, next| one < next)
                     && rows.last().is_none_or(|&last| (last as usize) < spec.rows)
             }
-        }
+        };
+        has_shape && values.float_type() == weights.float_type()
     }
 
-    /// Ranges of elements in a part, with their gradients.
-    fn pieces(&self, width: usize) -> Vec<(Range<usize>, &[f32])> {
+    /// Indices of the rows, `None` for all elements; and the values.
+    fn split(&self) -> (Option<&[u32]>, &Floats) {
         match self {
-            Self::Dense(values) => vec![(0..values.len(), values)],
-            Self::Rows { rows, values } => zip(rows, values.chunks_exact(width.max(1)))
-                .map(|(&row, values)| (row as usize * width..(row as usize + 1) * width, values))
-                .collect(),
+            Self::Dense(values) => (None, values),
+            Self::Rows { rows, values } => (Some(rows), values),
         }
+    }
+}
+
+/// A gradient with values of one type, borrowed or computed.
+struct TypedGradient<'a, T: Float> {
+    /// Indices of the rows; `None` if there are values for all elements.
+    rows: Option<Cow<'a, [u32]>>,
+    values: Cow<'a, Array<T>>,
+}
+
+impl<'a, T: Float> TypedGradient<'a, T> {
+    /// Ranges of elements in a part, with their gradients.
+    fn pieces(&self, width: usize) -> Vec<(Range<usize>, &[T])> {
+        let Some(rows) = &self.rows else {
+            return vec![(0..self.values.len(), &self.values[..])];
+        };
+        let values = self.values.chunks_exact(width.max(1));
+        let place = |row: usize| row * width..(row + 1) * width;
+        zip(rows.iter(), values)
+            .map(|(&row, values)| (place(row as usize), values))
+            .collect()
     }
 
     const fn is_dense(&self) -> bool {
-        matches!(self, Self::Dense(_))
+        self.rows.is_none()
+    }
+
+    fn multiply(&mut self, factor: f64) {
+        if factor != 1.0 {
+            let factor = T::of(factor);
+            for value in self.values.to_mut().iter_mut() {
+                *value *= factor;
+            }
+        }
+    }
+
+    /// The values for all elements of a part.
+    fn into_dense(self, spec: &Spec) -> Cow<'a, Array<T>> {
+        if self.is_dense() {
+            return self.values;
+        }
+        let mut all = Array::repeated(T::default(), spec.elements());
+        for (place, piece) in self.pieces(spec.width) {
+            all[place].copy_from_slice(piece);
+        }
+        Cow::Owned(all)
     }
 }
 
@@ -130,15 +175,19 @@ impl Shard {
     /// A shard of a worker's initial weights, with fresh slots.
     #[must_use]
     pub fn new(optimizer: Optimizer, parts: &[(Spec, Weights)]) -> Self {
-        let slot = |value, spec: &Spec| Arc::new(Floats::repeated(value, spec.elements()));
-        let part = |(spec, weights): &(Spec, Weights)| ShardPart {
-            spec: *spec,
-            weights: weights.clone(),
-            slots: optimizer
-                .initial_slots()
-                .iter()
-                .map(|value| slot(*value, spec))
-                .collect(),
+        let slot = |value, (spec, weights): &(Spec, Weights)| {
+            let slot = Floats::repeated(
+                weights.float_type(),
+                f64::from(value as f32),
+                spec.elements(),
+            );
+            Arc::new(slot)
+        };
+        let slots = optimizer.initial_slots();
+        let part = |part: &(Spec, Weights)| ShardPart {
+            spec: part.0,
+            weights: part.1.clone(),
+            slots: slots.iter().map(|value| slot(*value, part)).collect(),
         };
         let parts = parts.iter().map(part).collect();
         Self { optimizer, parts }
@@ -172,15 +221,17 @@ impl Shard {
         self.parts.iter().all(|part| {
             let count = part.spec.rows.checked_mul(part.spec.width);
             let mut arrays = std::iter::once(&part.weights).chain(&part.slots);
-            part.slots.len() == slots && arrays.all(|it| Some(it.len()) == count)
+            let float_type = part.weights.float_type();
+            part.slots.len() == slots
+                && arrays.all(|it| Some(it.len()) == count && it.float_type() == float_type)
         })
     }
 
-    /// Returns whether gradients have the shapes of its parts.
+    /// Returns whether gradients have the shapes and element types of its parts.
     #[must_use]
     pub fn fits(&self, gradients: &[Option<Gradient>]) -> bool {
         let fits = |(part, gradient): (&ShardPart, &Option<Gradient>)| {
-            gradient.as_ref().is_none_or(|it| it.fits(&part.spec))
+            gradient.as_ref().is_none_or(|it| it.fits(part))
         };
         gradients.len() == self.parts.len() && zip(&self.parts, gradients).all(fits)
     }
@@ -196,14 +247,24 @@ impl Shard {
         self.parts[part].spec.rows
     }
 
+    /// Returns whether so many rows of a part, with their indices, may be longer than all weights.
+    pub(super) fn are_long(&self, part: usize, rows: usize) -> bool {
+        let ShardPart { spec, weights, .. } = &self.parts[part];
+        let row_bytes = spec.width * weights.float_type().size_bytes();
+        rows > spec.rows / 2 || rows * (row_bytes + size_of::<u32>()) > weights.size_bytes()
+    }
+
     /// Values of some rows of a part, one row after the other.
     pub(super) fn values_of(&self, part: usize, rows: &[u32]) -> Floats {
-        let ShardPart { spec, weights, .. } = &self.parts[part];
-        let mut values = Vec::with_capacity(rows.len() * spec.width);
-        for &row in rows {
-            values.extend_from_slice(&weights[row as usize * spec.width..][..spec.width]);
+        fn picked<T: Float>(weights: &[T], rows: &[u32], width: usize) -> Floats {
+            let mut values = Vec::with_capacity(rows.len() * width);
+            for &row in rows {
+                values.extend_from_slice(&weights[row as usize * width..][..width]);
+            }
+            T::floats(values.into())
         }
-        values.into()
+        let ShardPart { spec, weights, .. } = &self.parts[part];
+        typed!(weights.float_type(), T => picked::<T>(weights.of::<T>(), rows, spec.width))
     }
 
     /// Performs the update that leads to this version, with one push for each contribution. Returns
@@ -212,59 +273,80 @@ impl Shard {
     /// # Panics
     /// If a gradient does not fit its part.
     pub fn apply(&mut self, version: Version, entry: &Entry, pushed: &[Push<'_>]) -> Vec<Change> {
-        let mut changes = Vec::new();
-        for (index, part) in self.parts.iter_mut().enumerate() {
-            let mut gradients = Vec::new();
-            for (push, contribution) in zip(pushed, &entry.contributions) {
-                let Some(gradient) = push.gradients[index] else {
-                    continue;
-                };
-                let mut gradient = Cow::Borrowed(gradient);
-                let treatment = contribution.treatment;
-                if let (Some(strength), Some(then)) = (treatment.compensation, push.then) {
-                    correct(strength, gradient.to_mut(), part, &then[index]);
-                }
-                multiply(treatment.weight, &mut gradient);
-                gradients.push(gradient);
-            }
-            let Some(mut gradient) = sum(gradients, &part.spec) else {
-                changes.push(Change::Nothing);
-                continue;
-            };
-            multiply(entry.scale, &mut gradient);
-            // Version 1 has the initial weights, so the first update leads to version 2.
-            part.update(&self.optimizer, version - 1, &entry.hyper, &gradient);
-            changes.push(part.change(&self.optimizer, &entry.hyper, &gradient));
-        }
-        changes
+        let update = |(index, part): (usize, &mut ShardPart)| {
+            let contributions = zip(pushed, &entry.contributions);
+            let given = contributions.filter_map(|(push, contribution)| {
+                let then = push.then.map(|then| &*then[index]);
+                Some((push.gradients[index]?, contribution.treatment, then))
+            });
+            let (float_type, optimizer) = (part.weights.float_type(), &self.optimizer);
+            typed!(float_type, T => part.apply::<T>(optimizer, version, entry, given))
+        };
+        self.parts.iter_mut().enumerate().map(update).collect()
     }
 }
 
 impl ShardPart {
-    /// The effect of an update with this gradient on the weights.
-    fn change(&self, optimizer: &Optimizer, hyper: &Hyper, gradient: &Gradient) -> Change {
-        let decays = self.spec.decays && hyper.weight_decay != 0.0;
-        match gradient {
-            Gradient::Rows { rows, .. } if optimizer.keeps_without_gradient() && !decays => {
-                Change::Rows(rows.clone())
+    /// Performs an update of given gradients. Returns its effect on the weights.
+    fn apply<'a, T: Float>(
+        &mut self,
+        optimizer: &Optimizer,
+        version: Version,
+        entry: &Entry,
+        given: impl Iterator<Item = (&'a Gradient, Treatment, Option<&'a Floats>)>,
+    ) -> Change {
+        let mut gradients = Vec::new();
+        for (gradient, treatment, then) in given {
+            let (rows, values) = gradient.split();
+            let mut gradient = TypedGradient {
+                rows: rows.map(Cow::Borrowed),
+                values: T::all_widened(values.of()),
+            };
+            if let (Some(strength), Some(then)) = (treatment.compensation, then) {
+                self.correct::<T>(strength, &mut gradient, then.of::<T>());
             }
-            _ => Change::All,
+            gradient.multiply(treatment.weight);
+            gradients.push(gradient);
         }
+        let Some(mut sum) = sum(gradients, &self.spec) else {
+            return Change::Nothing;
+        };
+        sum.multiply(entry.scale);
+        let gradient = TypedGradient {
+            rows: sum.rows,
+            values: T::all_rounded(sum.values),
+        };
+        let keeps = optimizer.keeps_without_gradient();
+        let decays = self.spec.decays && entry.hyper.weight_decay != 0.0;
+        let changed = match &gradient.rows {
+            Some(rows) if keeps && !decays => Change::Rows(rows.to_vec()),
+            _ => Change::All,
+        };
+        let gradient = match keeps {
+            true => gradient,
+            false => TypedGradient {
+                values: gradient.into_dense(&self.spec),
+                rows: None,
+            },
+        };
+        // Version 1 has the initial weights, so the first update leads to version 2.
+        self.update(optimizer, version - 1, &entry.hyper, &gradient);
+        changed
     }
 
-    fn update(&mut self, optimizer: &Optimizer, number: u64, hyper: &Hyper, gradient: &Gradient) {
-        let weights = Arc::make_mut(&mut self.weights);
-        let mut slots: Vec<_> = self.slots.iter_mut().map(Arc::make_mut).collect();
+    fn update<T: Float>(
+        &mut self,
+        optimizer: &Optimizer,
+        number: u64,
+        hyper: &Hyper,
+        gradient: &TypedGradient<'_, T>,
+    ) {
+        let weights = Arc::make_mut(&mut self.weights).of_mut::<T>();
+        let slots = self.slots.iter_mut().map(Arc::make_mut);
+        let mut slots: Vec<_> = slots.map(Floats::of_mut::<T>).collect();
         if self.spec.decays {
             decay(hyper, weights);
         }
-        let whole;
-        let gradient = if gradient.is_dense() || optimizer.keeps_without_gradient() {
-            gradient
-        } else {
-            whole = Gradient::Dense(dense(gradient, &self.spec));
-            &whole
-        };
         for (place, gradient) in gradient.pieces(self.spec.width) {
             let mut slots: Vec<_> = slots
                 .iter_mut()
@@ -273,60 +355,54 @@ impl ShardPart {
             optimizer.update(number, hyper, &mut weights[place], &mut slots, gradient);
         }
     }
-}
 
-fn values(gradient: &mut Gradient) -> &mut [f32] {
-    match gradient {
-        Gradient::Dense(values) => values,
-        Gradient::Rows { values, .. } => values,
-    }
-}
-
-fn multiply(factor: f32, gradient: &mut Cow<'_, Gradient>) {
-    if factor != 1.0 {
-        for value in values(gradient.to_mut()) {
-            *value *= factor;
+    fn correct<T: Float>(
+        &self,
+        strength: f64,
+        gradient: &mut TypedGradient<'_, T::Sum>,
+        then: &[T],
+    ) {
+        let places = gradient.pieces(self.spec.width).into_iter();
+        let places: Vec<_> = places.map(|(place, _)| place).collect();
+        let now = self.weights.of::<T>();
+        let mut rest = &mut gradient.values.to_mut()[..];
+        for place in places {
+            let (values, others) = rest.split_at_mut(place.len());
+            compensate(strength, values, &now[place.clone()], &then[place]);
+            rest = others;
         }
     }
 }
 
-fn correct(strength: f32, gradient: &mut Gradient, part: &ShardPart, then: &Weights) {
-    let places = gradient.pieces(part.spec.width).into_iter();
-    let places: Vec<_> = places.map(|(place, _)| place).collect();
-    let mut rest = values(gradient);
-    for place in places {
-        let (values, others) = rest.split_at_mut(place.len());
-        compensate(strength, values, &part.weights[place.clone()], &then[place]);
-        rest = others;
+fn add<T: Float>(total: &mut [T], values: &[T]) {
+    for (total, value) in zip(total, values) {
+        *total += *value;
     }
-}
-
-fn dense(gradient: &Gradient, spec: &Spec) -> Floats {
-    let mut values = Floats::repeated(0.0, spec.elements());
-    for (place, piece) in gradient.pieces(spec.width) {
-        values[place].copy_from_slice(piece);
-    }
-    values
 }
 
 /// The sum from left to right, as in `all_reduce` with `reproducible=True`.
-fn sum<'a>(gradients: Vec<Cow<'a, Gradient>>, spec: &Spec) -> Option<Cow<'a, Gradient>> {
+fn sum<'a, T: Float>(
+    gradients: Vec<TypedGradient<'a, T>>,
+    spec: &Spec,
+) -> Option<TypedGradient<'a, T>> {
     if gradients.len() < 2 {
         return gradients.into_iter().next();
     }
-    if gradients.iter().any(|it| it.is_dense()) {
+    if gradients.iter().any(TypedGradient::is_dense) {
         let mut gradients = gradients.into_iter();
-        let mut total = dense_of(gradients.next()?, spec);
+        let mut total = gradients.next()?.into_dense(spec);
+        let sums = total.to_mut();
         for gradient in gradients {
             for (place, piece) in gradient.pieces(spec.width) {
-                for (total, value) in zip(&mut total[place], piece) {
-                    *total += value;
-                }
+                add(&mut sums[place], piece);
             }
         }
-        return Some(Cow::Owned(Gradient::Dense(total)));
+        return Some(TypedGradient {
+            rows: None,
+            values: total,
+        });
     }
-    let mut total = BTreeMap::<usize, Vec<f32>>::new();
+    let mut total = BTreeMap::<usize, Vec<T>>::new();
     for gradient in &gradients {
         for (place, piece) in gradient.pieces(spec.width) {
             let row = place.start / spec.width.max(1);
@@ -334,30 +410,23 @@ fn sum<'a>(gradients: Vec<Cow<'a, Gradient>>, spec: &Spec) -> Option<Cow<'a, Gra
                 None => {
                     total.insert(row, piece.to_vec());
                 }
-                Some(total) => {
-                    for (total, value) in zip(total, piece) {
-                        *total += value;
-                    }
-                }
+                Some(total) => add(total, piece),
             }
         }
     }
-    let rows = total.keys().map(|&row| row as u32).collect();
+    let rows: Vec<_> = total.keys().map(|&row| row as u32).collect();
     let values: Vec<_> = total.into_values().flatten().collect();
-    let values = values.into();
-    Some(Cow::Owned(Gradient::Rows { rows, values }))
-}
-
-fn dense_of(gradient: Cow<'_, Gradient>, spec: &Spec) -> Floats {
-    match gradient {
-        Cow::Owned(Gradient::Dense(values)) => values,
-        Cow::Borrowed(Gradient::Dense(values)) => values.clone(),
-        rows => dense(&rows, spec),
-    }
+    Some(TypedGradient {
+        rows: Some(rows.into()),
+        values: Cow::Owned(values.into()),
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
+    use super::super::float::FloatType;
     use super::super::optimizer::{Adagrad, Adam, Sgd};
     use super::*;
 
@@ -402,6 +471,10 @@ mod tests {
         assert!(changed(|_| ()));
         assert!(!changed(|part| part.slots.clear()));
         assert!(!changed(|part| part.slots[0] = Arc::default()));
+        let other = |part: &mut ShardPart| {
+            part.slots[0] = Arc::new(Floats::repeated(FloatType::F64, 0.0, 6));
+        };
+        assert!(!changed(other));
         assert!(!changed(|part| part.weights = Arc::default()));
         assert!(!changed(|part| part.spec.rows = 3));
     }
@@ -442,7 +515,7 @@ mod tests {
             let then = None;
             shard.apply(number, &entry(), &[Push { gradients, then }]);
         }
-        shard.weights()[0].to_vec()
+        shard.weights()[0].of::<f32>().to_vec()
     }
 
     #[test]
@@ -503,6 +576,62 @@ mod tests {
             let then = None;
             let changes = shard.apply(2, &entry, &[Push { gradients, then }]);
             assert_eq!(changes, [expected, Change::Nothing]);
+        }
+    }
+
+    #[test]
+    fn gradients_of_another_element_type_do_not_fit() {
+        let shard = Shard::new(MOMENTUM, &[part(2, 1, 2)]);
+        for float_type in FloatType::ALL {
+            let values = Floats::repeated(float_type, 1.0, 2);
+            let fits = shard.fits(&[Some(Gradient::Dense(values))]);
+            assert_eq!(fits, float_type == FloatType::F32);
+        }
+    }
+
+    #[test]
+    fn sums_of_16_bit_gradients_are_rounded_once_and_64_bits_stay() {
+        let sgd = Optimizer::Sgd(Sgd {
+            momentum: 0.0,
+            is_nesterov: false,
+        });
+        let (spec, _) = part(1, 1, 1);
+        let updated = |float_type, gradients: &[f64]| {
+            let weights = Arc::new(Floats::repeated(float_type, 0.0, 1));
+            let mut shard = Shard::new(sgd, &[(spec, weights)]);
+            let mut entry = entry();
+            entry.contributions = vec![entry.contributions[0]; gradients.len()];
+            (entry.scale, entry.hyper.learning_rate) = (1.0 / 3.0, -1.0);
+            let dense = |it: &f64| Gradient::Dense(Floats::repeated(float_type, *it, 1));
+            let gradients: Vec<_> = gradients.iter().map(dense).collect();
+            let push = |it| Push {
+                gradients: vec![Some(it)],
+                then: None,
+            };
+            let pushed: Vec<_> = gradients.iter().map(push).collect();
+            assert_eq!(shard.apply(2, &entry, &pushed), [Change::All]);
+            shard.weights()[0].clone()
+        };
+        // The sum of bfloat16 would be 256.
+        let mean = updated(FloatType::Bf16, &[256.0, 1.0, 1.0]);
+        assert_eq!(mean.of::<bf16>()[0], bf16::from_f32(86.0));
+        let mean = updated(FloatType::F64, &[1.0, 1e-12, 0.0]);
+        assert_eq!(mean.of::<f64>()[0], (1.0 + 1e-12) * (1.0 / 3.0));
+    }
+
+    #[test]
+    fn few_rows_of_narrow_weights_are_longer_than_all_of_them() {
+        for (float_type, width, rows_max) in [
+            (FloatType::F32, 1, 4),
+            (FloatType::F32, 5, 4),
+            (FloatType::F64, 1, 4),
+            (FloatType::Bf16, 1, 2),
+            (FloatType::F16, 2, 4),
+        ] {
+            let (spec, _) = part(8, width, 0);
+            let weights = Arc::new(Floats::repeated(float_type, 0.0, 8 * width));
+            let shard = Shard::new(MOMENTUM, &[(spec, weights)]);
+            assert!(!shard.are_long(0, rows_max) && shard.are_long(0, rows_max + 1));
         }
     }
 }

@@ -29,7 +29,7 @@ pub const RACK_BYTES_MAX: usize = 24;
 
 /// Version of everything that travels; grows with every change. The start of a greeting and
 /// [`Message::OtherVersion`] never change, because two versions recognise each other by them.
-pub const PROTOCOL_VERSION: u32 = 23;
+pub const PROTOCOL_VERSION: u32 = 24;
 
 /// Bound on the models of one job at parameter servers: each has connections of its own.
 pub const MODELS_MAX: usize = 64;

@@ -21,7 +21,7 @@ pub(crate) fn apply_mean(shard: &mut Shard, version: u64, gradients: &[Gradient]
     };
     let entry = Entry {
         contributions: (0..gradients.len() as u32).map(contribution).collect(),
-        scale: 1.0 / gradients.len() as f32,
+        scale: 1.0 / gradients.len() as f64,
         hyper,
     };
     assert!(gradients.iter().all(|it| shard.fits(&[Some(it.clone())])));

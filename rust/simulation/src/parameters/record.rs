@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::scenario::Scenario;
+use gradring_proto::parameters::floats::Floats;
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId, Term};
-use gradring_proto::parameters::log::Entry;
+use gradring_proto::parameters::log::{Contribution, Entry};
 use gradring_proto::parameters::message::Start;
 use gradring_proto::parameters::shard::Weights;
 use gradring_proto::parameters::snapshot::Snapshot;
@@ -30,7 +31,7 @@ struct Node {
     before: Option<Point>,
     entry: Option<Entry>,
     /// Weights and velocities of each server, computed by this test.
-    values: Vec<[(f32, f32); ELEMENTS]>,
+    values: Vec<[(f64, f64); ELEMENTS]>,
 }
 
 #[derive(Default)]
@@ -58,9 +59,25 @@ pub(super) struct Record {
 }
 
 /// Element `index` of the part of a push for `server`.
-pub(super) fn value(id: PushId, server: usize, index: usize) -> f32 {
+pub(super) fn value(id: PushId, server: usize, index: usize) -> f64 {
     let mixed = id.number * 7 + u64::from(id.worker) * 3 + (server * 5 + index * 11) as u64;
-    ((mixed + id.incarnation.0) % 17) as f32 / 3.0 - 2.5
+    rounded(index, ((mixed + id.incarnation.0) % 17) as f64 / 3.0 - 2.5)
+}
+
+/// Rounds to the type of an element: float32 in the first part, float64 in the second.
+fn rounded(index: usize, value: f64) -> f64 {
+    match index < FIRST {
+        true => f64::from(value as f32),
+        false => value,
+    }
+}
+
+fn numbers(values: &Floats) -> Vec<f64> {
+    match values {
+        Floats::F32(values) => values.iter().map(|it| f64::from(*it)).collect(),
+        Floats::F64(values) => values.to_vec(),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Gradient of a push for the second part.
@@ -97,8 +114,8 @@ fn has_element(id: PushId, index: usize) -> Option<bool> {
 }
 
 /// Learning rate of a push.
-pub(super) fn learning_rate(id: PushId) -> f32 {
-    1.0 / (3 + id.number) as f32
+pub(super) fn learning_rate(id: PushId) -> f64 {
+    1.0 / (3 + id.number) as f64
 }
 
 impl Record {
@@ -235,18 +252,22 @@ impl Record {
                     continue;
                 }
                 let has = |id| has_element(id, index);
+                let round = |value| rounded(index, value);
                 let contributions = || entry.contributions.iter();
                 if contributions().all(|it| has(it.id).is_none()) {
                     continue;
                 }
                 let terms = contributions().filter(|it| has(it.id) == Some(true));
-                let terms = terms.map(|it| value(it.id, server, index) * it.treatment.weight);
-                let sum = terms.reduce(|sum, term| sum + term);
+                let weighted = |it: &Contribution| {
+                    round(value(it.id, server, index) * round(it.treatment.weight))
+                };
+                let sum = terms.map(weighted).reduce(|sum, term| round(sum + term));
                 if sum.is_some() || scenario.momentum != 0.0 {
-                    let rate = learning_rate(entry.contributions[0].id);
-                    let step = sum.unwrap_or(0.0) * entry.scale * rate;
-                    *velocity = *velocity * scenario.momentum - step;
-                    *weight += *velocity;
+                    let rate = round(learning_rate(entry.contributions[0].id));
+                    let mean = round(sum.unwrap_or(0.0) * round(entry.scale));
+                    let kept = round(*velocity * f64::from(scenario.momentum));
+                    *velocity = round(kept - round(mean * rate));
+                    *weight = round(*weight + *velocity);
                 }
             }
         }
@@ -360,7 +381,7 @@ impl Record {
         let expected: Vec<_> = expected.collect();
         let there: Vec<_> = weights
             .iter()
-            .flat_map(|part| part.iter())
+            .flat_map(|part| numbers(part))
             .map(|it| it.to_bits())
             .collect();
         (there == expected).then_some(()).ok_or_else(|| {

@@ -14,6 +14,7 @@ use crate::world::random::Random;
 use crate::world::time::{MILLISECOND, Moment, SECOND};
 use crate::world::{self, Happens, Subject, World};
 use gradring_proto::parameters::changes::PulledPart;
+use gradring_proto::parameters::floats::Floats;
 use gradring_proto::parameters::identity::{Incarnation, Point, PushId};
 use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer, Sgd};
@@ -727,55 +728,56 @@ impl Subject for Training {
 }
 
 fn initial(id: PushId, server: usize, momentum: f32) -> Payload {
-    let part = |first: usize, (rows, width): (usize, usize)| {
-        let values: Vec<_> = (first..first + rows * width)
-            .map(|index| value(id, server, index))
-            .collect();
+    let part = |index: usize, first: usize| {
+        let (rows, width) = PARTS[index];
+        let values = floats(id, server, index, first..first + rows * width);
         let spec = Spec {
             rows,
             width,
             decays: true,
         };
-        (spec, Arc::new(values.into()))
+        (spec, Arc::new(values))
     };
     Payload::Initial {
         optimizer: Optimizer::Sgd(Sgd {
             momentum: f64::from(momentum),
             is_nesterov: false,
         }),
-        parts: vec![part(0, PARTS[0]), part(FIRST, PARTS[1])],
+        parts: vec![part(0, 0), part(1, FIRST)],
+    }
+}
+
+/// Some elements of a part. The first part is float32, and the second one float64.
+fn floats(id: PushId, server: usize, part: usize, elements: impl Iterator<Item = usize>) -> Floats {
+    let values = elements.map(|it| value(id, server, it));
+    match part {
+        0 => values.map(|it| it as f32).collect::<Vec<_>>().into(),
+        _ => Floats::F64(values.collect::<Vec<_>>().into()),
     }
 }
 
 /// A piece of a gradient. The first one has the second part of each server.
 fn gradients(id: PushId, server: usize, piece: usize) -> Payload {
-    let values = |elements: std::ops::Range<usize>| elements.map(|it| value(id, server, it));
-    let first: Vec<_> = values(0..FIRST).collect();
+    let first = floats(id, server, 0, 0..FIRST);
     let first = if id.number.is_multiple_of(3) {
         Gradient::Rows {
             rows: (0..PARTS[0].0 as u32).collect(),
-            values: first.into(),
+            values: first,
         }
     } else {
-        Gradient::Dense(first.into())
+        Gradient::Dense(first)
     };
     let (rows, width) = PARTS[1];
     let second = match second(id) {
         Second::Nothing => None,
-        Second::Dense => {
-            let all: Vec<_> = values(FIRST..ELEMENTS).collect();
-            Some(Gradient::Dense(all.into()))
-        }
+        Second::Dense => Some(Gradient::Dense(floats(id, server, 1, FIRST..ELEMENTS))),
         Second::Rows => {
             let rows: Vec<_> = (0..rows).filter(|row| has_row(id, *row)).collect();
             let place = |row: &usize| FIRST + row * width;
-            let some = rows
-                .iter()
-                .flat_map(|row| values(place(row)..place(row) + width));
-            let some: Vec<_> = some.collect();
+            let some = rows.iter().flat_map(|row| place(row)..place(row) + width);
             Some(Gradient::Rows {
                 rows: rows.iter().map(|row| *row as u32).collect(),
-                values: some.into(),
+                values: floats(id, server, 1, some),
             })
         }
     };

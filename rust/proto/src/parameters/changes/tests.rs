@@ -136,23 +136,23 @@ fn rows_are_put_into_the_weights_that_are_kept_and_not_into_those_of_the_program
     let first = Arc::new(vec![9.0; 3].into());
     let pulled = vec![PulledPart::All(first), changed(2, -1.0)];
     let weights = kept.take(Some(BASE), NOW, pulled).expect("they fit");
-    assert_eq!(weights[0][..], [9.0; 3]);
-    let mut expected = before[1].to_vec();
+    assert_eq!(weights[0].of::<f32>()[..], [9.0; 3]);
+    let mut expected = before[1].of::<f32>().to_vec();
     expected[4..6].fill(-1.0);
     expected[12..14].fill(-1.0);
-    assert_eq!(weights[1][..], expected);
-    assert_eq!(before[1][..], shard(1).weights()[0][..]);
+    assert_eq!(weights[1].of::<f32>()[..], expected);
+    assert_eq!(before[1], shard(1).weights()[0]);
     assert_eq!(kept.kept(), Some(NOW));
     // Without other readers, the memory stays the same.
-    let place = weights[1].as_ptr();
+    let place = weights[1].of::<f32>().as_ptr();
     drop((weights, before));
     let later = Kept { version: 6, ..NOW };
     let pulled = vec![PulledPart::All(Arc::default()), changed(0, -2.0)];
     let weights = kept.take(Some(NOW), later, pulled).expect("they fit");
-    assert_eq!(weights[1].as_ptr(), place);
+    assert_eq!(weights[1].of::<f32>().as_ptr(), place);
     expected[..2].fill(-2.0);
     expected[12..14].fill(-2.0);
-    assert_eq!(weights[1][..], expected);
+    assert_eq!(weights[1].of::<f32>()[..], expected);
     // Parts that are whole again are kept no more.
     let pulled = vec![all(&shard(1)); 2];
     assert!(kept.take(None, NOW, pulled).is_some());
@@ -165,6 +165,10 @@ fn rows_of_other_weights_or_beyond_the_part_make_the_worker_forget_all() {
     let with = |rows: Vec<u32>, values: usize| PulledPart::Rows {
         rows,
         values: vec![0.5; values].into(),
+    };
+    let wider = PulledPart::Rows {
+        rows: vec![2],
+        values: Floats::F64(vec![0.5; WIDTH].into()),
     };
     let other = |start, version| Some(Kept { start, version });
     for (base, parts) in [
@@ -179,10 +183,11 @@ fn rows_of_other_weights_or_beyond_the_part_make_the_worker_forget_all() {
         (Some(BASE), vec![whole(), with(vec![0], 3)]),
         (Some(BASE), vec![whole(), with(vec![0], 0)]),
         (Some(BASE), vec![whole(), with(vec![], 1)]),
+        (Some(BASE), vec![whole(), wider]),
     ] {
         let (mut kept, before) = kept();
         assert_eq!(kept.take(base, NOW, parts.clone()), None, "{parts:?}");
         assert_eq!(kept.kept(), None);
-        assert_eq!(before[1][..], shard(1).weights()[0][..]);
+        assert_eq!(before[1], shard(1).weights()[0]);
     }
 }

@@ -4,6 +4,7 @@ use std::iter::zip;
 
 use serde::{Deserialize, Serialize};
 
+use super::super::float::Float;
 use super::{Rule, Step, misfit};
 
 /// `keras.optimizers.Ftrl`.
@@ -33,35 +34,35 @@ pub struct Ftrl {
 }
 
 impl Rule for Ftrl {
-    fn initial_slots(&self) -> Vec<f32> {
-        vec![self.initial as f32, 0.0]
+    fn initial_slots(&self) -> Vec<f64> {
+        vec![self.initial, 0.0]
     }
 
-    fn update(&self, step: Step<'_>, slots: &mut [&mut [f32]]) {
+    fn update<T: Float>(&self, step: Step<'_, T>, slots: &mut [&mut [T]]) {
         let [squares, linear] = slots else {
             misfit(slots)
         };
         let rate = step.rate;
-        let (power, l1) = (-self.power as f32, self.l1 as f32);
-        let l2 = self.l2 as f32 + self.beta as f32 / (2.0 * rate);
-        let shrinkage = (2.0 * self.shrinkage) as f32;
+        let (two, power, l1) = (T::of(2.0), T::of(-self.power), T::of(self.l1));
+        let l2 = T::of(self.l2) + T::of(self.beta) / (two * rate);
+        let shrinkage = T::of(2.0 * self.shrinkage);
         let state = zip(squares.iter_mut(), linear.iter_mut());
         for ((weight, gradient), (squares, linear)) in zip(zip(step.weights, step.gradient), state)
         {
-            let shrinking = gradient + shrinkage * *weight;
+            let shrinking = *gradient + shrinkage * *weight;
             let before = raised(*squares, power);
-            *squares += gradient * gradient;
+            *squares += *gradient * *gradient;
             let now = raised(*squares, power);
             *linear += shrinking - (now - before) / rate * *weight;
-            let quadratic = now / rate + 2.0 * l2;
-            *weight = (linear.min(l1).max(-l1) - *linear) / quadratic;
+            let quadratic = now / rate + two * l2;
+            *weight = (linear.clipped(-l1, l1) - *linear) / quadratic;
         }
     }
 }
 
 /// A power. Graphs of TensorFlow have roots where a program has powers of 0.5, too.
-fn raised(base: f32, exponent: f32) -> f32 {
-    if exponent == 0.5 {
+fn raised<T: Float>(base: T, exponent: T) -> T {
+    if exponent == T::of(0.5) {
         base.sqrt()
     } else {
         base.powf(exponent)
@@ -87,17 +88,17 @@ mod tests {
     #[test]
     fn small_numbers_come_out_as_on_paper() {
         // The roots are 0 and 4, so the sum becomes 4 - 4 / 0.5 and the divisor 4 / 0.5.
-        let plain = updated(&ftrl(0.0, 0.0, 0.0, 0.0, 0.0), &[4.0]);
+        let plain = updated(&ftrl(0.0, 0.0, 0.0, 0.0, 0.0), &[4.0_f32]);
         assert_eq!(plain, (4.0 / 8.0, vec![16.0, -4.0]));
-        let l1 = updated(&ftrl(0.0, 1.0, 0.0, 0.0, 0.0), &[4.0]);
+        let l1 = updated(&ftrl(0.0, 1.0, 0.0, 0.0, 0.0), &[4.0_f32]);
         assert_eq!(l1, (3.0 / 8.0, vec![16.0, -4.0]));
         // The divisor grows by 2 * (2 + 2 / (2 * 0.5)).
-        let l2 = updated(&ftrl(0.0, 1.0, 2.0, 0.0, 2.0), &[4.0]);
+        let l2 = updated(&ftrl(0.0, 1.0, 2.0, 0.0, 2.0), &[4.0_f32]);
         assert_eq!(l2, (3.0 / 16.0, vec![16.0, -4.0]));
-        let all = updated(&ftrl(0.0, 1.0, 2.0, 0.25, 2.0), &[4.0]);
+        let all = updated(&ftrl(0.0, 1.0, 2.0, 0.25, 2.0), &[4.0_f32]);
         assert_eq!(all, (2.5 / 16.0, vec![16.0, -3.5]));
         // The roots are 3 and 5.
-        let initial = updated(&ftrl(9.0, 0.0, 0.0, 0.0, 0.0), &[4.0]);
+        let initial = updated(&ftrl(9.0, 0.0, 0.0, 0.0, 0.0), &[4.0_f32]);
         assert_eq!(initial, (0.0, vec![25.0, 0.0]));
     }
 
@@ -107,18 +108,18 @@ mod tests {
             power: 0.0,
             ..ftrl(0.0, 0.0, 0.0, 0.0, 0.0)
         };
-        assert_eq!(updated(&constant, &[4.0]), (-2.0, vec![16.0, 4.0]));
+        assert_eq!(updated(&constant, &[4.0_f32]), (-2.0, vec![16.0, 4.0]));
         let linear = Ftrl {
             power: -1.0,
             ..constant
         };
-        assert_eq!(updated(&linear, &[2.0]), (6.0 / 8.0, vec![4.0, -6.0]));
+        assert_eq!(updated(&linear, &[2.0_f32]), (6.0 / 8.0, vec![4.0, -6.0]));
     }
 
     #[test]
     fn a_gradient_of_zero_changes_weights_and_nan_spreads() {
         let plain = ftrl(1.0, 0.0, 0.0, 0.0, 0.0);
-        assert_eq!(updated(&plain, &[0.0]), (0.0, vec![1.0, 0.0]));
+        assert_eq!(updated(&plain, &[0.0_f32]), (0.0, vec![1.0, 0.0]));
         assert!(updated(&plain, &[f32::NAN]).0.is_nan());
     }
 }

@@ -4,6 +4,7 @@ use std::iter::zip;
 
 use serde::{Deserialize, Serialize};
 
+use super::super::float::Float;
 use super::{Rule, Step, misfit};
 
 /// `keras.optimizers.Lion`.
@@ -17,24 +18,25 @@ pub struct Lion {
 }
 
 impl Rule for Lion {
-    fn initial_slots(&self) -> Vec<f32> {
+    fn initial_slots(&self) -> Vec<f64> {
         vec![0.0]
     }
 
-    fn update(&self, step: Step<'_>, slots: &mut [&mut [f32]]) {
+    fn update<T: Float>(&self, step: Step<'_, T>, slots: &mut [&mut [T]]) {
         let [mean] = slots else { misfit(slots) };
-        // All of this is float32, because Keras casts both betas first.
-        let (beta_1, beta_2) = (self.beta_1 as f32, self.beta_2 as f32);
+        // Keras casts both betas before it subtracts them from 1.
+        let (one, beta_1, beta_2) = (T::of(1.0), T::cast(self.beta_1), T::cast(self.beta_2));
         for ((weight, gradient), mean) in zip(zip(step.weights, step.gradient), mean.iter_mut()) {
-            *weight -= step.rate * sign(*mean * beta_1 + gradient * (1.0 - beta_1));
-            *mean = *mean * beta_2 + gradient * (1.0 - beta_2);
+            *weight -= step.rate * sign(*mean * beta_1 + *gradient * (one - beta_1));
+            *mean = *mean * beta_2 + *gradient * (one - beta_2);
         }
     }
 }
 
 /// The sign as in TensorFlow, which is 0 for 0.
-fn sign(value: f32) -> f32 {
-    if value == 0.0 { 0.0 } else { value.signum() }
+fn sign<T: Float>(value: T) -> T {
+    let zero = T::default();
+    if value == zero { zero } else { value.signum() }
 }
 
 #[cfg(test)]
@@ -48,11 +50,11 @@ mod tests {
             beta_1: 0.5,
             beta_2: 0.75,
         };
-        assert_eq!(updated(&lion, &[4.0]), (0.5, vec![1.0]));
-        assert_eq!(updated(&lion, &[4.0, -2.0]), (1.0, vec![0.25]));
+        assert_eq!(updated(&lion, &[4.0]), (0.5_f32, vec![1.0]));
+        assert_eq!(updated(&lion, &[4.0, -2.0]), (1.0_f32, vec![0.25]));
         // The mean and the gradient cancel each other.
-        assert_eq!(updated(&lion, &[4.0, -1.0]), (0.5, vec![0.5]));
-        assert_eq!(updated(&lion, &[-0.0]), (1.0, vec![0.0]));
+        assert_eq!(updated(&lion, &[4.0, -1.0]), (0.5_f32, vec![0.5]));
+        assert_eq!(updated(&lion, &[-0.0]), (1.0_f32, vec![0.0]));
         assert!(updated(&lion, &[f32::NAN]).0.is_nan());
     }
 }

@@ -1,7 +1,8 @@
 //! Keras' optimizers for servers, in the order of arithmetic of Keras 3, so that results round
 //! equally.
 //!
-//! All values are float32. Expressions that Python evaluates before TensorFlow, such as `1 -
+//! All values have the element type of the variable, to which Keras casts the learning rate and the
+//! numbers of the optimizer. Expressions that Python evaluates before TensorFlow, such as `1 -
 //! beta_1`, are float64 first. No multiplication is fused with an addition. Workers clip the
 //! gradients, because Keras clips each gradient before the sum.
 
@@ -14,6 +15,8 @@ pub use lion::Lion;
 pub use moments::{Adam, Adamax, Nadam};
 pub use sgd::Sgd;
 pub use squares::{Adadelta, Adagrad, Rmsprop};
+
+use super::float::Float;
 
 mod ftrl;
 mod lion;
@@ -43,15 +46,15 @@ pub enum Optimizer {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Hyper {
     /// Learning rate of the step, from the worker's schedule or callback.
-    pub learning_rate: f32,
+    pub learning_rate: f64,
     /// Decay of the weights per unit of learning rate; 0 for none.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
 }
 
 /// The arithmetic of one optimizer.
 trait Rule {
     /// Initial value of each slot of a variable.
-    fn initial_slots(&self) -> Vec<f32>;
+    fn initial_slots(&self) -> Vec<f64>;
 
     /// Returns whether a gradient of zero changes neither weights nor slots.
     fn keeps_without_gradient(&self) -> bool {
@@ -59,74 +62,78 @@ trait Rule {
     }
 
     /// Changes weights and slots by one update.
-    fn update(&self, step: Step<'_>, slots: &mut [&mut [f32]]);
+    fn update<T: Float>(&self, step: Step<'_, T>, slots: &mut [&mut [T]]);
 }
 
 /// One update of some weights.
-struct Step<'a> {
+struct Step<'a, T> {
     /// The number of the update; the first is 1.
     number: u64,
     /// The learning rate.
-    rate: f32,
-    weights: &'a mut [f32],
-    gradient: &'a [f32],
+    rate: T,
+    weights: &'a mut [T],
+    gradient: &'a [T],
+}
+
+/// Evaluates an expression with the rule of any optimizer.
+macro_rules! each {
+    ($optimizer:expr, $rule:ident => $result:expr) => {
+        match $optimizer {
+            Optimizer::Sgd($rule) => $result,
+            Optimizer::Adagrad($rule) => $result,
+            Optimizer::Adam($rule) => $result,
+            Optimizer::Rmsprop($rule) => $result,
+            Optimizer::Adadelta($rule) => $result,
+            Optimizer::Adamax($rule) => $result,
+            Optimizer::Nadam($rule) => $result,
+            Optimizer::Lion($rule) => $result,
+            Optimizer::Ftrl($rule) => $result,
+        }
+    };
 }
 
 impl Optimizer {
-    fn rule(&self) -> &dyn Rule {
-        match self {
-            Self::Sgd(rule) => rule,
-            Self::Adagrad(rule) => rule,
-            Self::Adam(rule) => rule,
-            Self::Rmsprop(rule) => rule,
-            Self::Adadelta(rule) => rule,
-            Self::Adamax(rule) => rule,
-            Self::Nadam(rule) => rule,
-            Self::Lion(rule) => rule,
-            Self::Ftrl(rule) => rule,
-        }
-    }
-
     /// Initial value of each slot of a variable.
     #[must_use]
-    pub fn initial_slots(&self) -> Vec<f32> {
-        self.rule().initial_slots()
+    pub fn initial_slots(&self) -> Vec<f64> {
+        each!(self, rule => rule.initial_slots())
     }
 
     /// Returns whether a gradient of zero changes neither weights nor slots. If so, an update of
     /// some rows need not touch the others.
     #[must_use]
     pub fn keeps_without_gradient(&self) -> bool {
-        self.rule().keeps_without_gradient()
+        each!(self, rule => rule.keeps_without_gradient())
     }
 
     /// Performs update `number`; the first is 1. Weights and slots must be as long as the gradient.
     ///
     /// # Panics
     /// If the number of slots is not that of the optimizer.
-    pub fn update(
+    pub fn update<T: Float>(
         &self,
         number: u64,
         hyper: &Hyper,
-        weights: &mut [f32],
-        slots: &mut [&mut [f32]],
-        gradient: &[f32],
+        weights: &mut [T],
+        slots: &mut [&mut [T]],
+        gradient: &[T],
     ) {
         let step = Step {
             number,
-            rate: hyper.learning_rate,
+            rate: T::of(hyper.learning_rate),
             weights,
             gradient,
         };
-        self.rule().update(step, slots);
+        each!(self, rule => rule.update(step, slots));
     }
 }
 
 /// Applies the weight decay, which is the first part of an update.
-pub fn decay(hyper: &Hyper, weights: &mut [f32]) {
+pub fn decay<T: Float>(hyper: &Hyper, weights: &mut [T]) {
     if hyper.weight_decay != 0.0 {
+        let (decay, rate) = (T::cast(hyper.weight_decay), T::of(hyper.learning_rate));
         for weight in weights {
-            *weight -= *weight * hyper.weight_decay * hyper.learning_rate;
+            *weight -= *weight * decay * rate;
         }
     }
 }
@@ -134,19 +141,20 @@ pub fn decay(hyper: &Hyper, weights: &mut [f32]) {
 /// Corrects a gradient for the change of the weights from `then` to `now`, with the square of the
 /// gradient as its derivative. This is delay compensation (Zheng et al.: Asynchronous Stochastic
 /// Gradient Descent with Delay Compensation, 2017, arXiv 1609.08326).
-pub fn compensate(strength: f32, gradient: &mut [f32], now: &[f32], then: &[f32]) {
+pub fn compensate<T: Float>(strength: f64, gradient: &mut [T::Sum], now: &[T], then: &[T]) {
+    let strength = T::Sum::of(strength);
     for (gradient, (now, then)) in zip(gradient, zip(now, then)) {
-        *gradient += strength * *gradient * *gradient * (now - then);
+        *gradient += strength * *gradient * *gradient * (now.widened() - then.widened());
     }
 }
 
-/// A power as TensorFlow computes it in float32.
-fn power(base: f32, exponent: u64) -> f32 {
-    base.powf(exponent as f32)
+/// A power as TensorFlow computes it.
+fn power<T: Float>(base: T, exponent: u64) -> T {
+    base.powf(T::of(exponent as f64))
 }
 
 /// The maximum as in TensorFlow, which is NaN if one of both is.
-fn maximum(one: f32, other: f32) -> f32 {
+fn maximum<T: Float>(one: T, other: T) -> T {
     if one > other || one.is_nan() {
         one
     } else {
@@ -154,7 +162,7 @@ fn maximum(one: f32, other: f32) -> f32 {
     }
 }
 
-fn misfit(slots: &[&mut [f32]]) -> ! {
+fn misfit<T>(slots: &[&mut [T]]) -> ! {
     panic!(
         "the optimizer has another number of slots than {}",
         slots.len()
@@ -173,14 +181,14 @@ mod tests {
 
     /// A weight that was 1, and its slots, after one update for each gradient. The learning rate is
     /// 0.5.
-    pub(super) fn updated(rule: &dyn Rule, gradients: &[f32]) -> (f32, Vec<f32>) {
-        let (mut weights, slots) = ([1.0], rule.initial_slots());
-        let mut slots: Vec<_> = slots.into_iter().map(|slot| [slot]).collect();
+    pub(super) fn updated<T: Float>(rule: &impl Rule, gradients: &[T]) -> (T, Vec<T>) {
+        let (mut weights, slots) = ([T::of(1.0)], rule.initial_slots());
+        let mut slots: Vec<_> = slots.into_iter().map(|slot| [T::of(slot)]).collect();
         for (number, gradient) in (1..).zip(gradients) {
-            let mut slots: Vec<_> = slots.iter_mut().map(<[f32; 1]>::as_mut_slice).collect();
+            let mut slots: Vec<_> = slots.iter_mut().map(<[T; 1]>::as_mut_slice).collect();
             let step = Step {
                 number,
-                rate: HYPER.learning_rate,
+                rate: T::of(HYPER.learning_rate),
                 weights: &mut weights,
                 gradient: &[*gradient],
             };
@@ -200,7 +208,8 @@ mod tests {
             {"adam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": false}},
             {"adam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "amsgrad": true}},
             {"adamax": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}},
-            {"nadam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}},
+            {"nadam": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7,
+                       "product_dtype": "float32"}},
             {"lion": {"beta_1": 0.9, "beta_2": 0.99}},
             {"ftrl": {"learning_rate_power": -0.5, "initial_accumulator_value": 0.1,
                       "l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0,
@@ -253,11 +262,9 @@ mod tests {
     #[test]
     fn an_optimizer_that_keeps_without_a_gradient_does_and_others_do_not() {
         for optimizer in all() {
-            let rule = optimizer.rule();
-            let once = updated(rule, &[1.0]);
-            let twice = updated(rule, &[1.0, 0.0]);
-            let (none, first) = (updated(rule, &[]), updated(rule, &[0.0]));
-            let keeps = once == twice && none == first;
+            let updated = |gradients: &[f32]| each!(&optimizer, rule => updated(rule, gradients));
+            let (once, twice) = (updated(&[1.0]), updated(&[1.0, 0.0]));
+            let keeps = once == twice && updated(&[]) == updated(&[0.0]);
             assert_eq!(keeps, optimizer.keeps_without_gradient(), "{optimizer:?}");
         }
         let keep = all();
@@ -268,7 +275,7 @@ mod tests {
     #[test]
     fn a_gradient_that_is_not_a_number_makes_weights_such_for_good() {
         for optimizer in all() {
-            let (weight, _) = updated(optimizer.rule(), &[f32::NAN, 1.0]);
+            let (weight, _) = each!(&optimizer, rule => updated(rule, &[f32::NAN, 1.0]));
             assert!(weight.is_nan(), "{optimizer:?}");
         }
     }
@@ -276,14 +283,14 @@ mod tests {
     #[test]
     fn decay_is_a_part_of_each_weight() {
         let mut weights = [2.0];
-        decay(&HYPER, &mut weights);
+        decay::<f32>(&HYPER, &mut weights);
         assert_eq!(weights, [1.75]);
     }
 
     #[test]
     fn compensation_follows_the_weights_and_does_nothing_where_they_stayed() {
         let mut gradient = [2.0, 2.0];
-        compensate(0.5, &mut gradient, &[1.0, 3.0], &[1.0, 1.0]);
+        compensate::<f32>(0.5, &mut gradient, &[1.0, 3.0], &[1.0, 1.0]);
         assert_eq!(gradient, [2.0, 6.0]);
     }
 }

@@ -4,6 +4,7 @@ use std::iter::zip;
 
 use serde::{Deserialize, Serialize};
 
+use super::super::float::Float;
 use super::{Rule, Step, misfit};
 
 /// `keras.optimizers.SGD`.
@@ -18,7 +19,7 @@ pub struct Sgd {
 }
 
 impl Rule for Sgd {
-    fn initial_slots(&self) -> Vec<f32> {
+    fn initial_slots(&self) -> Vec<f64> {
         if self.keeps_without_gradient() {
             vec![]
         } else {
@@ -30,18 +31,18 @@ impl Rule for Sgd {
         self.momentum == 0.0
     }
 
-    fn update(&self, step: Step<'_>, slots: &mut [&mut [f32]]) {
+    fn update<T: Float>(&self, step: Step<'_, T>, slots: &mut [&mut [T]]) {
         let elements = zip(step.weights, step.gradient);
         if self.keeps_without_gradient() {
             for (weight, gradient) in elements {
-                *weight -= gradient * step.rate;
+                *weight -= *gradient * step.rate;
             }
             return;
         }
         let [velocity] = slots else { misfit(slots) };
-        let momentum = self.momentum as f32;
+        let momentum = T::cast(self.momentum);
         for ((weight, gradient), velocity) in zip(elements, velocity.iter_mut()) {
-            let change = gradient * step.rate;
+            let change = *gradient * step.rate;
             *velocity = *velocity * momentum - change;
             *weight += if self.is_nesterov {
                 *velocity * momentum - change
@@ -63,8 +64,11 @@ mod tests {
             momentum,
             is_nesterov,
         };
-        assert_eq!(updated(&sgd(0.0, false), &[1.0, 2.0]), (-0.5, vec![]));
-        assert_eq!(updated(&sgd(0.5, false), &[1.0, 2.0]), (-0.75, vec![-1.25]));
-        assert_eq!(updated(&sgd(0.5, true), &[1.0]), (0.25, vec![-0.5]));
+        assert_eq!(updated(&sgd(0.0, false), &[1.0, 2.0]), (-0.5_f32, vec![]));
+        assert_eq!(
+            updated(&sgd(0.5, false), &[1.0, 2.0]),
+            (-0.75_f32, vec![-1.25])
+        );
+        assert_eq!(updated(&sgd(0.5, true), &[1.0]), (0.25_f32, vec![-0.5]));
     }
 }

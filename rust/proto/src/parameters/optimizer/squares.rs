@@ -4,6 +4,7 @@ use std::iter::zip;
 
 use serde::{Deserialize, Serialize};
 
+use super::super::float::Float;
 use super::{Rule, Step, misfit};
 
 /// `keras.optimizers.Adagrad`.
@@ -43,22 +44,22 @@ pub struct Adadelta {
 }
 
 impl Rule for Adagrad {
-    fn initial_slots(&self) -> Vec<f32> {
-        vec![self.initial as f32]
+    fn initial_slots(&self) -> Vec<f64> {
+        vec![self.initial]
     }
 
     fn keeps_without_gradient(&self) -> bool {
         true
     }
 
-    fn update(&self, step: Step<'_>, slots: &mut [&mut [f32]]) {
+    fn update<T: Float>(&self, step: Step<'_, T>, slots: &mut [&mut [T]]) {
         let [squares] = slots else { misfit(slots) };
-        let epsilon = self.epsilon as f32;
+        let epsilon = T::of(self.epsilon);
         for ((weight, gradient), squares) in
             zip(zip(step.weights, step.gradient), squares.iter_mut())
         {
-            *squares += gradient * gradient;
-            *weight -= step.rate * gradient / (*squares + epsilon).sqrt();
+            *squares += *gradient * *gradient;
+            *weight -= step.rate * *gradient / (*squares + epsilon).sqrt();
         }
     }
 }
@@ -70,11 +71,11 @@ impl Rmsprop {
 }
 
 impl Rule for Rmsprop {
-    fn initial_slots(&self) -> Vec<f32> {
+    fn initial_slots(&self) -> Vec<f64> {
         vec![0.0; 1 + usize::from(self.has_momentum()) + usize::from(self.is_centered)]
     }
 
-    fn update(&self, step: Step<'_>, slots: &mut [&mut [f32]]) {
+    fn update<T: Float>(&self, step: Step<'_, T>, slots: &mut [&mut [T]]) {
         let (square, mut velocity, mut mean) = match (slots, self.has_momentum(), self.is_centered)
         {
             ([square], false, false) => (square, None, None),
@@ -83,18 +84,18 @@ impl Rule for Rmsprop {
             ([square, velocity, mean], true, true) => (square, Some(velocity), Some(mean)),
             (slots, ..) => misfit(slots),
         };
-        let (rho, new) = (self.rho as f32, (1.0 - self.rho) as f32);
-        let (momentum, epsilon) = (self.momentum as f32, self.epsilon as f32);
+        let (rho, new) = (T::of(self.rho), T::of(1.0 - self.rho));
+        let (momentum, epsilon) = (T::of(self.momentum), T::of(self.epsilon));
         for (place, ((weight, gradient), square)) in
             zip(zip(step.weights, step.gradient), square.iter_mut()).enumerate()
         {
-            *square = rho * *square + new * (gradient * gradient);
+            *square = rho * *square + new * (*gradient * *gradient);
             let mut variance = *square;
             if let Some(mean) = &mut mean {
-                mean[place] = rho * mean[place] + new * gradient;
+                mean[place] = rho * mean[place] + new * *gradient;
                 variance -= mean[place] * mean[place];
             }
-            let mut change = step.rate * gradient / (variance + epsilon).sqrt();
+            let mut change = step.rate * *gradient / (variance + epsilon).sqrt();
             if let Some(velocity) = &mut velocity {
                 velocity[place] = momentum * velocity[place] + change;
                 change = velocity[place];
@@ -105,21 +106,21 @@ impl Rule for Rmsprop {
 }
 
 impl Rule for Adadelta {
-    fn initial_slots(&self) -> Vec<f32> {
+    fn initial_slots(&self) -> Vec<f64> {
         vec![0.0; 2]
     }
 
-    fn update(&self, step: Step<'_>, slots: &mut [&mut [f32]]) {
+    fn update<T: Float>(&self, step: Step<'_, T>, slots: &mut [&mut [T]]) {
         let [square, changed] = slots else {
             misfit(slots)
         };
-        let (rho, new) = (self.rho as f32, (1.0 - self.rho) as f32);
-        let epsilon = self.epsilon as f32;
+        let (rho, new) = (T::of(self.rho), T::of(1.0 - self.rho));
+        let epsilon = T::of(self.epsilon);
         let state = zip(square.iter_mut(), changed.iter_mut());
         for ((weight, gradient), (square, changed)) in zip(zip(step.weights, step.gradient), state)
         {
-            *square = rho * *square + new * (gradient * gradient);
-            let change = -((*changed + epsilon).sqrt() * gradient / (*square + epsilon).sqrt());
+            *square = rho * *square + new * (*gradient * *gradient);
+            let change = -((*changed + epsilon).sqrt() * *gradient / (*square + epsilon).sqrt());
             *changed = rho * *changed + new * (change * change);
             *weight += step.rate * change;
         }
@@ -134,9 +135,9 @@ mod tests {
     #[test]
     fn adagrad_divides_by_the_root_of_the_sum_and_epsilon() {
         let adagrad = |initial, epsilon| Adagrad { initial, epsilon };
-        let expected = (1.0 - 1.5 / 4.0, vec![16.0]);
+        let expected = (1.0_f32 - 1.5 / 4.0, vec![16.0]);
         assert_eq!(updated(&adagrad(7.0, 0.0), &[3.0]), expected);
-        assert_eq!(updated(&adagrad(1.0, 6.0), &[3.0]).0, 1.0 - 1.5 / 4.0);
+        assert_eq!(updated(&adagrad(1.0, 6.0), &[3.0_f32]).0, 1.0 - 1.5 / 4.0);
     }
 
     #[test]
@@ -148,14 +149,17 @@ mod tests {
             is_centered,
         };
         // The mean of squares is 4, so the weight decreases by 0.5 * 4 / 2.
-        assert_eq!(updated(&rmsprop(0.0, 0.0, false), &[4.0]), (0.0, vec![4.0]));
+        assert_eq!(
+            updated(&rmsprop(0.0, 0.0, false), &[4.0]),
+            (0.0_f32, vec![4.0])
+        );
         let moved = updated(&rmsprop(0.5, 1.0, false), &[4.0, 0.0]);
         let first = 2.0 / 5.0_f32.sqrt();
         assert_eq!(moved, (1.0 - first - first / 2.0, vec![3.0, first / 2.0]));
         // The variance is 4 - 1.
-        let centered = updated(&rmsprop(0.0, 1.0, true), &[4.0]);
+        let centered = updated(&rmsprop(0.0, 1.0, true), &[4.0_f32]);
         assert_eq!(centered, (0.0, vec![4.0, 1.0]));
-        let both = updated(&rmsprop(0.5, 1.0, true), &[4.0]);
+        let both = updated(&rmsprop(0.5, 1.0, true), &[4.0_f32]);
         assert_eq!(both, (0.0, vec![4.0, 1.0, 1.0]));
     }
 
@@ -166,6 +170,6 @@ mod tests {
             epsilon: 1.0,
         };
         // The change is -sqrt(0 + 1) * 2 / sqrt(3 + 1), of which the rate takes a half.
-        assert_eq!(updated(&adadelta, &[2.0]), (0.5, vec![3.0, 0.75]));
+        assert_eq!(updated(&adadelta, &[2.0]), (0.5_f32, vec![3.0, 0.75]));
     }
 }

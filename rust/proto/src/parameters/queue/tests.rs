@@ -42,7 +42,7 @@ fn push(queue: &mut Queue, worker: u32, base: Version) {
 }
 
 /// Workers of the next update, with the factors of their gradients.
-fn cut(queue: &mut Queue) -> Option<Vec<(u32, f32)>> {
+fn cut(queue: &mut Queue) -> Option<Vec<(u32, f64)>> {
     let entry = queue.cut()?;
     let parts = entry.contributions.iter();
     Some(

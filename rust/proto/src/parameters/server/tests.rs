@@ -119,7 +119,7 @@ fn pull(server: &mut Server<Memory>, worker: u32, at_least: Version) -> Option<f
     };
     match ask(server, worker, pull)? {
         Reply::Weights { parts, .. } => match &parts[0] {
-            PulledPart::All(weights) | PulledPart::Keep(weights) => Some(weights[0]),
+            PulledPart::All(weights) | PulledPart::Keep(weights) => Some(weights.of::<f32>()[0]),
             rows => panic!("{rows:?}"),
         },
         other => panic!("{other:?}"),
@@ -127,7 +127,7 @@ fn pull(server: &mut Server<Memory>, worker: u32, at_least: Version) -> Option<f
 }
 
 /// An update of one gradient with learning rate 1.
-fn entry(id: PushId, compensation: Option<f32>) -> Entry {
+fn entry(id: PushId, compensation: Option<f64>) -> Entry {
     let treatment = Treatment {
         weight: 1.0,
         compensation,
@@ -147,7 +147,7 @@ fn append(
     server: &mut Server<Memory>,
     after: Version,
     id: PushId,
-    compensation: Option<f32>,
+    compensation: Option<f64>,
 ) -> (Option<Report>, usize) {
     let entry = entry(id, compensation);
     let (report, replies) = server.apply(Order::Append {
@@ -479,7 +479,10 @@ fn a_server_that_lags_applies_the_entries_with_which_all_go_on() {
     let (report, _) = server.apply(Order::Install(start));
     assert!(matches!(report, Some(Report::Installed { term: 2, .. })));
     let shard = server.at().and_then(|at| at.shard.as_ref());
-    assert_eq!(shard.map(|shard| shard.weights()[0][0]), Some(5.0));
+    assert_eq!(
+        shard.map(|shard| shard.weights()[0].of::<f32>()[0]),
+        Some(5.0)
+    );
 }
 
 /// A server at version 1 with a part of eight rows, which all are 0, and a part of one weight.
@@ -537,7 +540,7 @@ fn changed_rows(reply: Option<Reply>) -> (Kept, Option<Vec<u32>>) {
         PulledPart::All(_) | PulledPart::Keep(_) => None,
         PulledPart::Rows { rows, values } => {
             assert!(base.is_some());
-            assert_eq!(values[..], vec![-1.0; rows.len()]);
+            assert_eq!(*values, vec![-1.0; rows.len()].into());
             Some(rows.clone())
         }
     };

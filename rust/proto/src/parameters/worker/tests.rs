@@ -480,7 +480,7 @@ fn a_worker_says_which_weights_it_keeps_and_puts_rows_into_them_once() {
     };
     let weights = pulled
         .iter()
-        .map(|(point, parts)| (point.version, parts[0].to_vec()));
+        .map(|(point, parts)| (point.version, parts[0].of::<f32>().to_vec()));
     let expected = [(6, vec![1.0, 2.0, 1.0, 1.0]), (6, vec![3.0])];
     assert_eq!(weights.collect::<Vec<_>>(), expected);
     assert_eq!(worker.changed(), [[Some(vec![1])], [None]]);
@@ -559,5 +559,8 @@ fn a_worker_that_gets_rows_of_other_weights_pulls_them_whole() {
     let Some(Event::Weights(pulled)) = worker.event() else {
         panic!("all have answered");
     };
-    assert_eq!((pulled[0].1[0][..].to_vec(), pulled.len()), (vec![4.0], 2));
+    assert_eq!(
+        (pulled[0].1[0].of::<f32>().to_vec(), pulled.len()),
+        (vec![4.0], 2)
+    );
 }
