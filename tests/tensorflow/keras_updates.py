@@ -26,9 +26,13 @@ from gradring.tensorflow.rules.served_optimizer import describe
 
 FILE = Path(__file__).parents[2] / "rust/proto/tests/data/keras_updates.json"
 ELEMENTS = 16
-STEPS = 120
-#: After which the weights are compared, besides the last.
-SHOWN = (1, 2, 3, 10, 50)
+#: Steps after which weights are compared, by dtype.
+SHOWN = {
+    "float32": (1, 2, 3, 10, 50, 120),
+    "float64": (1, 2, 10),
+    "bfloat16": (1, 2, 10),
+    "float16": (1, 2, 10),
+}
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {},
@@ -78,30 +82,40 @@ def learning_rate(step: int) -> float:
 
 
 def bits(values: Any) -> list[int]:
-    return [int(value) for value in np.asarray(values, np.float32).view(np.uint32)]
+    return [int(value) for value in values.view(f"uint{8 * values.itemsize}")]
 
 
 def updates(name: str) -> dict[str, Any]:
-    """What Keras makes of an optimizer's gradients."""
+    """What Keras makes of an optimizer's gradients, by dtype of the variables."""
+    optimizer = optimizer_of(name)
+    return {
+        "optimizer": json.loads(describe(optimizer)),
+        "weight_decay": optimizer.weight_decay or 0.0,
+        "weights": {dtype: weights(name, dtype) for dtype in SHOWN},
+    }
+
+
+def optimizer_of(name: str) -> Any:
     kind = getattr(keras.optimizers, name.split()[0])
-    optimizer = kind(learning_rate=0.1, **OPTIMIZERS[name])
+    return kind(learning_rate=0.1, **OPTIMIZERS[name])
+
+
+def weights(name: str, dtype: str) -> dict[int, list[int]]:
+    """The bits of the weights, by step."""
+    optimizer = optimizer_of(name)
     parts = ELEMENTS if name.startswith("Ftrl") else 1
     start = np.split(np.linspace(-1, 1, ELEMENTS, dtype=np.float32), parts)
-    variables = [keras.Variable(values) for values in start]
+    variables = [keras.Variable(values, dtype=dtype) for values in start]
     optimizer.build(variables)
     apply = tf.function(optimizer.apply) if parts > 1 else optimizer.apply
 
     shown = {}
-    for step in range(1, STEPS + 1):
+    for step in range(1, SHOWN[dtype][-1] + 1):
         optimizer.learning_rate = learning_rate(step)
-        apply([tf.constant(part) for part in np.split(gradient(step), parts)])
-        if step in (*SHOWN, STEPS):
+        apply([tf.cast(part, dtype) for part in np.split(gradient(step), parts)])
+        if step in SHOWN[dtype]:
             shown[step] = bits(np.concatenate([each.numpy() for each in variables]))
-    return {
-        "optimizer": json.loads(describe(optimizer)),
-        "weight_decay": optimizer.weight_decay or 0.0,
-        "weights": shown,
-    }
+    return shown
 
 
 def all_updates() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from parameters import (
@@ -241,6 +242,41 @@ def test_what_is_in_no_update_when_its_worker_leaves_is_dropped_and_counted() ->
     assert (told["pushes"], told["dropped"], told["unsettled"]) == (3, 1, 0)
 
 
+def test_arrays_of_each_dtype_go_to_servers_and_come_back_with_their_digits() -> None:
+    addresses = free_addresses(2)
+    servers = [server(addresses, index, 1) for index in range(2)]
+    dtypes: dict[str, Any] = {
+        "float64": np.float64,
+        "bfloat16": ml_dtypes.bfloat16,
+        "float32": np.float32,
+        "float16": np.float16,
+    }
+    weights = [np.linspace(0, 1, 6).astype(it).reshape(3, 2) for it in dtypes.values()]
+    with serving(servers):
+        worker = client(addresses, 0, begins=False)
+        worker.begin([(name, (3, 2), name, False) for name in dtypes], SGD)
+        found = [np.zeros_like(each) for each in weights]
+        assert worker.pull(found) is None
+        worker.push_initial(weights)
+        worker.pull(found)
+        assert [each.tobytes() for each in found] == [each.tobytes() for each in weights]
+        for wrong in dtypes.values():
+            mixed = [found[0], found[1].astype(wrong), *found[2:]]
+            if wrong is not ml_dtypes.bfloat16:
+                with pytest.raises(TypeError, match="numpy array of bfloat16; it is of float"):
+                    worker.push(mixed, 1.0)
+        thirds = [np.full((2, 2), 1 / 3).astype(each.dtype) for each in weights]
+        rows = np.array([2, 2])
+        worker.push([(rows, each) for each in thirds], 1.0)
+        worker.pull(found)
+        for each, before, third in zip(found, weights, thirds, strict=True):
+            # Sums of 16-bit floats are float32, and rounded once.
+            sums = (2 * third[0].astype(np.float64)).astype(each.dtype)
+            np.testing.assert_array_equal(each[:2], before[:2])
+            np.testing.assert_array_equal(each[2], before[2] - sums)
+        worker.leave()
+
+
 def test_weights_rows_and_placement_arrive_where_they_belong() -> None:
     addresses = free_addresses(2)
     servers = [server(addresses, index, 1) for index in range(2)]
@@ -258,8 +294,8 @@ def test_weights_rows_and_placement_arrive_where_they_belong() -> None:
         ):
             with pytest.raises(errors.ConfigError, match="optimizer"):
                 worker.begin(variables, wrong)
-        with pytest.raises(errors.ConfigError, match="float64"):
-            worker.begin([("table", (6, 2), "float64", True)], adam)
+        with pytest.raises(errors.ConfigError, match="keep: float32, float64, bfloat16, float16"):
+            worker.begin([("table", (6, 2), "int32", True)], adam)
         with pytest.raises(errors.ConfigError, match="placement"):
             worker.begin(variables, adam, {1: 2})
         with pytest.raises(errors.GradringError, match="out of turn"):
