@@ -116,6 +116,8 @@ def _replacements() -> Iterator[Replacement]:
     }
     for seam, stand_in in of_optimizers.items():
         yield _traced(seam, stand_in, _in_replica_by_rule)
+    yield _traced(names.APPLY, _apply_alone, _has_own_rule)
+    yield _traced(names.CLIP_GRADIENTS, _clip_alone, _has_own_rule)
     yield _traced(compat.row("GradientTape.gradient"), own_means.gradient, _in_replica_by_rule)
     in_a_step: dict[Seam, Callable[..., Any]] = {
         names.NORMALISE: normalise,
@@ -175,6 +177,8 @@ def _replacements() -> Iterator[Replacement]:
     }
     for seam, stand_in in in_fit.items():
         yield _traced(seam, stand_in, fit_callbacks.is_in_fit)
+    for seam in (names.EPOCH_END, names.TRAIN_END):
+        yield _traced(seam, fit_callbacks.with_whole_state, fit_callbacks.may_have_parts_alone)
     if parsed(version_of("keras")) < _HAS_METRICS_OF_REPLICAS:
         for seam in (names.MAKE_TRAIN, names.MAKE_TEST):
             yield _traced(seam, _refuse_model, _has_several_replicas)
@@ -223,6 +227,11 @@ def _in_our_replica(_: Any) -> bool:
 def _in_replica_by_rule(_: Any) -> bool:
     """Returns whether a replica runs whose strategy the program made, so its rule applies."""
     return _in_our_replica(_) and not is_given(tf.distribute.get_strategy())
+
+
+def _has_own_rule(optimizer: Any) -> bool:
+    """Returns whether an optimizer follows an update rule outside of strategies."""
+    return updates_of(None, optimizer) is not updates.NO_RULE
 
 
 def _is_given(model: Any) -> bool:
@@ -332,6 +341,14 @@ def _apply(
     updates.apply(rule, original, optimizer, grads, trainable_variables)
 
 
+def _apply_alone(
+    original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    """Stands in for `Optimizer.apply`: applies gradients by the rule of the optimizer."""
+    rule = updates_of(None, optimizer)
+    updates.apply(rule, original, optimizer, list(grads), trainable_variables)
+
+
 def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) -> None:
     """Warns at an optimizer's first step if its variables begin differently on the ranks.
 
@@ -373,6 +390,12 @@ def _clip_gradients(original: Callable[..., Any], optimizer: Any, grads: Any) ->
     complete = [None if gradient is None else next(reduced) for gradient in grads]
     rule = updates_of(tf.distribute.get_strategy())
     return _Reduced(rule.clip(functools.partial(original, optimizer), optimizer, complete))
+
+
+def _clip_alone(original: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
+    """Clips reduced gradients by the rule of the optimizer."""
+    rule = updates_of(None, optimizer)
+    return rule.clip(functools.partial(original, optimizer), optimizer, grads)
 
 
 def _clips(optimizer: Any) -> bool:
@@ -515,7 +538,7 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None
     if communicator_of(strategy) is not None and own is not strategy:
         names.DISTRIBUTION_STRATEGY.set(optimizer, strategy)
         adopt(optimizer.variables, strategy)
-    updates_of(strategy).build(optimizer, variables)
+    updates_of(strategy, optimizer).build(optimizer, variables)
     original(optimizer, variables)
 
 
@@ -531,7 +554,7 @@ def _add_variable(
     def make() -> Any:
         return original(optimizer, reference_variable, *args, **kwargs)
 
-    rule = updates_of(strategy_of([reference_variable]))
+    rule = updates_of(strategy_of([reference_variable]), optimizer)
     return rule.add_variable(make, optimizer, reference_variable)
 
 
@@ -551,8 +574,8 @@ def _save_optimizer(original: Callable[..., Any], optimizer: Any, store: Any) ->
 
 def _save_hdf5(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     """Saves in the older format, which reads the optimizer's variables themselves."""
-    if communicator_of(model.distribute_strategy) is not None:
-        updates_of(model.distribute_strategy).before_saving(model.trainable_variables)
+    trained = model.trainable_variables
+    rule_of(trained).before_saving(trained)
     return original(model, *args, **kwargs)
 
 

@@ -22,13 +22,13 @@ from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.together import agreed
 from gradring.tensorflow.graph import apart
-from gradring.tensorflow.graph.adoption import is_given
+from gradring.tensorflow.graph.adoption import communicator_of, is_given
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, raw_variables_of, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.replicas import unlike
-from gradring.tensorflow.rules.replicas import rule_of, sync_model
-from gradring.tensorflow.rules.updates import updates_of
+from gradring.tensorflow.rules.replicas import rule_of, sync, sync_model
+from gradring.tensorflow.rules.updates import updates_of, updates_of_optimizers
 from gradring.tensorflow.seams import keras_names
 
 _log = logging.getLogger("gradring")
@@ -219,6 +219,28 @@ def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
         sync_model(model)
     original(callbacks, logs)
     _raise_unsaved()
+
+
+def may_have_parts_alone(callbacks: Any) -> bool:
+    """Returns whether a `CallbackList` is outside of our strategies, and optimizers divide there.
+
+    Such an optimizer need not be that of the callbacks' model.
+    """
+    model = getattr(callbacks, "model", None)
+    if communicator_of(getattr(model, "distribute_strategy", None)) is not None:
+        return False
+    return model is not None and updates_of_optimizers().holds_parts
+
+
+def with_whole_state(
+    original: Callable[..., Any], callbacks: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Stands in for the ends of epochs and of `fit` outside of our strategies.
+
+    Gives all ranks the whole state, since a callback of one rank may save.
+    """
+    sync(list(variables_of(callbacks.model)))
+    original(callbacks, *args, **kwargs)
 
 
 def save_backup(backup: Any, epoch: int) -> None:

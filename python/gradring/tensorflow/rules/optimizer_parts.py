@@ -264,9 +264,23 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
         """The strategy of the trained variable."""
         return strategy_of([self._parts.trained[self._position]])
 
-    def make_whole(self) -> None:
-        """Gives all ranks the whole state of the optimizer; every rank calls it."""
-        self._parts.make_whole()
+    def make_whole(self, root: int | None = None) -> None:
+        """Gives all ranks the whole state of the optimizer; every rank calls it.
+
+        Args:
+            root: The rank whose value all ranks are about to get. If it has the whole value, such
+                as from a file, the others need not have any.
+        """
+        parts = self._parts
+        if root is not None and tf.executing_eagerly():
+            has_whole = np.array([self.is_whole() or not parts.has_begun], np.int64)
+            parts.communicator.broadcast(has_whole, root, name="Sharded: whole value")
+            if has_whole[0]:
+                if not self.is_whole():
+                    parts.note_assigned()
+                    self.hold(self.initial(), is_whole=True)
+                return
+        parts.make_whole()
 
     def is_whole(self) -> bool:
         """Returns whether this rank holds all of the value; called eagerly."""

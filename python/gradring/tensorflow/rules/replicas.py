@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph.adoption import communicator_of, strategy_of
 from gradring.tensorflow.graph.model_variables import variables_of
-from gradring.tensorflow.rules.updates import Updates, updates_of
+from gradring.tensorflow.rules.updates import Updates, updates_of, updates_of_optimizers
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -61,7 +61,11 @@ def sync_model(model: Any) -> None:
 
 
 def rule_of(variables: Sequence[Any]) -> Updates:
-    """Returns the rule of the first variable that belongs to a strategy of ours."""
+    """Returns the rule of the first variable that belongs to a strategy of ours.
+
+    If there is none, returns the rules of optimizers outside of strategies.
+    """
     strategies = (strategy_of([variable]) for variable in variables)
     ours = (strategy for strategy in strategies if communicator_of(strategy) is not None)
-    return updates_of(next(ours, None))
+    strategy = next(ours, None)
+    return updates_of_optimizers() if strategy is None else updates_of(strategy)

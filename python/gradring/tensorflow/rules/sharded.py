@@ -42,13 +42,26 @@ class ShardedUpdates(Updates):
         communicator: Communicator,
         bucket_bytes: int,
         check_gradients: CheckGradients | None,
-        embeddings: Embeddings,
+        embeddings: Embeddings = "rows",
+        op: str = "sum",
+        predivide: float = 1.0,
     ) -> None:
-        """Takes the arguments of the strategy."""
+        """Takes the arguments of the strategy.
+
+        Args:
+            communicator: The group.
+            bucket_bytes: Argument of the strategy.
+            check_gradients: Argument of the strategy.
+            embeddings: Argument of the strategy.
+            op: Reduction of the gradients, "sum" or "mean".
+            predivide: Divisor of dense gradients before the reduction, and factor after it.
+        """
         self._communicator = communicator
         self._bucket_bytes = bucket_bytes
         self._check_gradients: CheckGradients | None = check_gradients
         self._embeddings: Embeddings = embeddings
+        self._op = op
+        self._predivide = predivide
         self._parts: WeakKeyDictionary[Any, Parts] = WeakKeyDictionary()
         #: Positions of the variables of the call that is being traced, and those of own gradients.
         self._call: tuple[Sequence[int], Sequence[int]] = ((), ())
@@ -243,7 +256,10 @@ class ShardedUpdates(Updates):
         """
         rows = {p: g for p, g in gradients.items() if isinstance(g, tf.IndexedSlices)}
         whole = self._scattered(parts, {p: g for p, g in gradients.items() if p not in rows})
-        sums: dict[int, Any] = {p: parts.part_of(p, tensor) for p, tensor in whole.items()}
+        factor = self._predivide
+        sums: dict[int, Any] = {
+            p: _times(parts.part_of(p, tensor), factor) for p, tensor in whole.items()
+        }
         for position, total in zip(rows, self._with_all_rows(parts, rows), strict=True):
             sums[position] = _own_rows(parts, position, total)
         return {position: sums[position] for position in sorted(sums)}, whole
@@ -251,7 +267,8 @@ class ShardedUpdates(Updates):
     def _scattered(self, parts: Parts, gradients: dict[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns tensors of which this rank's parts are sums of gradients, by position."""
         dtypes = {position: parts.trained[position].dtype for position in gradients}
-        dense = {p: tf.cast(gradient, dtypes[p]) for p, gradient in gradients.items()}
+        factor = 1 / self._predivide
+        dense = {p: _times(tf.cast(g, dtypes[p]), factor) for p, g in gradients.items()}
         reduction = self._reduction("sum", parts, list(dense))
         places = {position: index for index, position in enumerate(dense)}
         buckets = parts.buckets_of(dense)
@@ -334,7 +351,7 @@ class ShardedUpdates(Updates):
         return Reduction(
             self._communicator,
             names,
-            "sum",
+            self._op,
             self._bucket_bytes,
             self._check_gradients,
             self._embeddings,
@@ -364,7 +381,9 @@ def _own_rows(parts: Parts, position: int, gradient: tf.IndexedSlices) -> tf.Ind
     )
 
 
-def _times(gradient: Any, factor: tf.Tensor) -> Any:
+def _times(gradient: Any, factor: tf.Tensor | float) -> Any:
+    if not tf.is_tensor(factor) and factor == 1:
+        return gradient
     return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)
 
 

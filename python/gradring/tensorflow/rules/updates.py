@@ -129,11 +129,54 @@ class Updates:
 #: Rule of strategies that are not ours.
 NO_RULE = Updates()
 
+#: Rules of optimizers that communicate by themselves, outside of strategies. All ranks make these
+#: optimizers in the same order.
+_of_optimizers: WeakKeyDictionary[Any, Updates] = WeakKeyDictionary()
 
-def updates_of(strategy: tf.distribute.Strategy | None) -> Updates:
-    """Returns the `Updates` of a strategy of ours; `NO_RULE` for any other."""
+
+class _UpdatesOfOptimizers(Updates):
+    """The rules of all optimizers outside of strategies; each rule knows its variables."""
+
+    def __init__(self, rules: Sequence[Updates]) -> None:
+        """Takes the rules, in the same order on every rank."""
+        self._rules = rules
+        self.holds_parts = any(rule.holds_parts for rule in rules)
+
+    def sync(self, variables: Iterable[Any]) -> None:
+        """Calls `sync` of each rule."""
+        variables = list(variables)
+        for rule in self._rules:
+            rule.sync(variables)
+
+    def before_saving(self, variables: Iterable[Any]) -> None:
+        """Calls `before_saving` of each rule."""
+        variables = list(variables)
+        for rule in self._rules:
+            rule.before_saving(variables)
+
+
+def updates_of(strategy: tf.distribute.Strategy | None, optimizer: Any = None) -> Updates:
+    """Returns the rule of an optimizer outside of strategies, or that of a strategy of ours.
+
+    Returns:
+        `NO_RULE` for other optimizers and other strategies.
+    """
+    if optimizer is not None and optimizer in _of_optimizers:
+        return _of_optimizers[optimizer]
     found = getattr(getattr(strategy, "extended", None), "updates", None)
     return found if isinstance(found, Updates) else NO_RULE
+
+
+def set_updates(optimizer: Any, updates: Updates) -> None:
+    """Gives an optimizer outside of strategies its rule, before it is built."""
+    _of_optimizers[optimizer] = updates
+
+
+def updates_of_optimizers() -> Updates:
+    """Returns the rules of all optimizers outside of strategies; `NO_RULE` if there are none."""
+    # Copies of an optimizer have one rule.
+    rules = list(dict.fromkeys(_of_optimizers.values()))
+    return _UpdatesOfOptimizers(rules) if rules else NO_RULE
 
 
 def apply(
