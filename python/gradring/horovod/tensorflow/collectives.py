@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.gradients.names import Label
+from gradring.errors import ConfigError
+from gradring.gradients.names import Label, name_of
 from gradring.gradients.reduction import Collective
 from gradring.group.communicator import Communicator
 from gradring.horovod import basics
@@ -25,6 +26,7 @@ from gradring.horovod.tensorflow.compression import Compression, Compressor, che
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
 from gradring.tensorflow import all_gather, all_reduce, reduce_scatter
 from gradring.tensorflow import broadcast as broadcast_tensor
+from gradring.tensorflow.graph.adoption import of_tensorflow
 from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.own_draws import note_shared
 from gradring.tensorflow.graph.rows import checked_splits, exchange_rows
@@ -314,6 +316,7 @@ def broadcast_(
     communicator = communicator_of(process_set)
     root = place_in(process_set, root_rank)
     label = name or "broadcast_"
+    _gather_parts(variables, root, process_set)
     values = [as_tensor(variable, label) for variable in variables]
     require_equal_calls(communicator, "broadcast_", label, values, how=f"root {root_rank}")
     assigned = [
@@ -325,6 +328,23 @@ def broadcast_(
         # Running these tensors also assigns the variables.
         return [tf.identity(value) for value in assigned]
     return [tf.convert_to_tensor(variable) for variable in variables]
+
+
+def _gather_parts(variables: Sequence[Any], root: int, process_set: ProcessSet) -> None:
+    """Makes variables whole of which ranks hold parts, as of an optimizer's state.
+
+    Raises:
+        gradring.errors.ConfigError: The process set has not all ranks.
+    """
+    for variable in map(of_tensorflow, variables):
+        if not hasattr(variable, "make_whole"):
+            continue
+        if process_set.ranks is not None:
+            raise ConfigError(
+                f"broadcast of {name_of(variable)}: all ranks hold parts of it, and {process_set} "
+                "has some of them; leave out process_set="
+            )
+        variable.make_whole(root)
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:

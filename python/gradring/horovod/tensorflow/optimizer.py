@@ -21,8 +21,17 @@ from gradring.horovod.tensorflow.gradients import (
 )
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, Sum
 from gradring.horovod.tensorflow.sessions import SessionOptimizer
+from gradring.horovod.tensorflow.sharded_optimizer import (
+    ALL_REDUCE,
+    SHARDED,
+    HoldingParts,
+    check_rule,
+    make_rule,
+)
 from gradring.tensorflow.keras import compat_keras
+from gradring.tensorflow.rules.updates import trained_by
 from gradring.tensorflow.seams import keras_names
+from gradring.updates import Rule
 
 
 def DistributedOptimizer(
@@ -41,6 +50,8 @@ def DistributedOptimizer(
     groups: int | Sequence[Any] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    update: Rule = ALL_REDUCE,
 ) -> Any:
     """Returns a copy of an optimizer that reduces gradients over all ranks.
 
@@ -70,10 +81,16 @@ def DistributedOptimizer(
         groups: Has no effect: gradients are reduced in buckets of bytes.
         process_set: The participating processes.
         scale_local_gradients: Divides the gradients of local variables by the number of ranks.
+        update: `gradring.updates.AllReduce()`, or `gradring.updates.Sharded()` for an optimizer of
+            Keras 3 after `hvd.init()`. Under `Sharded()`, each rank holds its part of the
+            optimizer's state. All ranks must have equal weights before the first step.
 
     Raises:
+        gradring.errors.ConfigError: `update` is another rule. Or it is `Sharded()`, and the
+            optimizer is a `LossScaleOptimizer`, or `process_set` or `compression` is given.
         NotImplementedError: The op is neither Average nor Sum. Or `optimizer` is not one of Keras
-            or TensorFlow 1, or one of Keras in a graph for sessions.
+            or TensorFlow 1, or one of Keras in a graph for sessions. Or it does not support
+            `update`.
         TypeError: `compression` is not a compressor.
         ValueError: A factor is given for a sum, `groups` is invalid, `backward_passes_per_step` is
             below 1, or the optimizer is already distributed.
@@ -86,22 +103,52 @@ def DistributedOptimizer(
         >>> history = model.fit(x, 5 * x, verbose=0)  # gradients -10 and -40
         >>> model.get_weights()
         [array([[2.5]], dtype=float32)]
+        >>> from gradring import updates
+        >>> sgd, weight = keras.optimizers.SGD(1.0, momentum=0.5), tf.Variable(tf.zeros([32]))
+        >>> divided = hvd.DistributedOptimizer(sgd, update=updates.Sharded())
+        >>> divided.build([weight])
+        >>> divided.apply([tf.fill([32], hvd.rank() + 1.0)])
+        >>> weight[0].numpy().item(), divided.momentums[0].numpy().shape
+        (-1.5, (16,))
     """
     options, passes = Options.of(locals()), backward_passes_per_step
+    check_rule(optimizer, update, options)
     if isinstance(optimizer, SessionOptimizer):
         raise ValueError(f"DistributedOptimizer: {optimizer.get_name()} is distributed already")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         return SessionOptimizer(
             optimizer, name, use_locking, options, passes, average_aggregated_gradients
         )
-    kind = _class_of(optimizer, options, passes, average_aggregated_gradients)
+    kind = _class_of(optimizer, options, passes, average_aggregated_gradients, update)
     return kind.from_config(optimizer.get_config())
 
 
-def distribute(optimizer: Any, options: Options) -> None:
-    """Changes an optimizer into a distributed one in place, with its variables."""
+def distribute(model: Any, options: Options, update: Rule) -> None:
+    """Makes the optimizer of a model a distributed one, with its variables."""
+    optimizer = model.optimizer
+    check_rule(getattr(optimizer, "inner_optimizer", optimizer), update, options)
+    if update == SHARDED:
+        _divide(model, options)
+        return
     object.__setattr__(optimizer, "__class__", _class_of(optimizer, options, 1, False))
     optimizer._begin_reducing()
+
+
+def _divide(model: Any, options: Options) -> None:
+    """Replaces the optimizer of a model by one that takes its part of the whole variables."""
+    outer = model.optimizer
+    whole = getattr(outer, "inner_optimizer", outer)
+    kind = _class_of(whole, options, 1, False, SHARDED)
+    divided = kind.from_config(whole.get_config())
+    # A file from before the first step has no state.
+    if whole.built:
+        divided.build(trained_by(whole))
+    for variable, value in zip(divided.variables, whole.variables, strict=True):
+        variable.assign(tf.convert_to_tensor(value))
+    if whole is outer:
+        model.optimizer = divided
+    else:
+        outer.inner_optimizer = divided
 
 
 def forget_sums(optimizer: Any) -> None:
@@ -113,7 +160,9 @@ def forget_sums(optimizer: Any) -> None:
             sums.forget()
 
 
-def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> Any:
+def _class_of(
+    optimizer: Any, options: Options, passes: int, averages: bool, update: Rule = ALL_REDUCE
+) -> Any:
     passes = parse.integer(passes, "backward_passes_per_step", minimum=1)
     kind = type(optimizer)
     if is_for_sessions():
@@ -128,8 +177,9 @@ def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> 
         )
     if isinstance(optimizer, _Reducing):
         raise ValueError(f"DistributedOptimizer: this {kind.__name__} is distributed already")
-    base = _ReducingWhenApplied if hasattr(kind, "apply") else _ReducingWhenComputed
-    if base is _ReducingWhenApplied:
+    base: type[_Reducing] = _ReducingWhenComputed
+    if hasattr(kind, "apply"):
+        base = _ReducingWhenApplied
         _skip_alike()
     members = {
         "__module__": kind.__module__,
@@ -137,6 +187,9 @@ def _class_of(optimizer: Any, options: Options, passes: int, averages: bool) -> 
         "_passes": passes,
         "_averages": averages,
     }
+    if update == SHARDED:
+        base = _ReducingParts
+        members["_rule"] = make_rule(options)
     return type(kind.__name__, (base, kind), members)
 
 
@@ -251,14 +304,13 @@ class _ReducingWhenApplied(_Reducing):
     def apply(self, grads: Iterable[Gradient], trainable_variables: Any = None) -> Any:
         """Applies the reduced gradients as the optimizer does."""
         gradients = list(grads)
-        apply: Callable[..., Any] = super().apply  # type: ignore[misc]
         keras: Any = self
         variables = list(
             keras_names.TRAINED.of(keras) if trainable_variables is None else trainable_variables
         )
         sums = self._sums()
         if sums is None:
-            return apply(self._reduced(gradients, variables), trainable_variables)
+            return self._update(gradients, variables, trainable_variables)
         if not keras.built:
             with tf.init_scope():
                 keras.build(variables)
@@ -267,13 +319,25 @@ class _ReducingWhenApplied(_Reducing):
         def update() -> None:
             for i, total in zip(present, sums.taken(), strict=True):
                 gradients[i] = total
-            apply(self._reduced(gradients, variables), trainable_variables)
+            self._update(gradients, variables, trainable_variables)
 
         sums.add([gradients[i] for i in present])
         tf.cond(
             sums.is_full(), lambda: _nothing(update), lambda: _nothing(self._step_without_update)
         )
         return keras.iterations
+
+    def _update(self, gradients: Sequence[Gradient], variables: Sequence[Any], given: Any) -> Any:
+        """Reduces and applies gradients of these variables, of which the caller gave `given`."""
+        return self._apply_plainly(self._reduced(gradients, variables), given)
+
+    def _apply_plainly(self, gradients: Sequence[Gradient], variables: Any) -> Any:
+        apply: Callable[..., Any] = super().apply  # type: ignore[misc]
+        return apply(gradients, variables)
+
+
+class _ReducingParts(HoldingParts, _ReducingWhenApplied):
+    """The base of distributed optimizers of which each rank holds a part of the state."""
 
 
 class _ReducingWhenComputed(_Reducing):

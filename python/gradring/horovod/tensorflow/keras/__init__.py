@@ -21,6 +21,8 @@ from gradring.horovod.tensorflow.gradients import Options, trainable_in
 from gradring.horovod.tensorflow.keras import callbacks, elastic
 from gradring.horovod.tensorflow.objects import allgather_object, broadcast_object
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, Sum
+from gradring.horovod.tensorflow.sharded_optimizer import ALL_REDUCE
+from gradring.updates import Rule
 
 __all__ = [
     "Average",
@@ -58,6 +60,8 @@ def DistributedOptimizer(
     groups: int | Sequence[Any] | None = None,
     process_set: process_sets.ProcessSet = process_sets.global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    update: Rule = ALL_REDUCE,
 ) -> Any:
     """Calls `gradring.horovod.tensorflow.DistributedOptimizer`; the order of arguments differs.
 
@@ -77,6 +81,7 @@ def DistributedOptimizer(
         groups: Has no effect: gradients are reduced in buckets of bytes.
         process_set: The participating processes.
         scale_local_gradients: Divides the gradients of local variables by the number of ranks.
+        update: As in `gradring.horovod.tensorflow.DistributedOptimizer`.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -126,6 +131,8 @@ def load_model(
     custom_objects: Mapping[str, Any] | None = None,
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
+    *,
+    update: Rule = ALL_REDUCE,
 ) -> Any:
     """Loads a model as Keras does; its optimizer keeps its state and reduces gradients.
 
@@ -135,6 +142,8 @@ def load_model(
         custom_objects: As in Keras.
         compression: Compression on the wire.
         legacy_opts: Has no effect.
+        update: As in `DistributedOptimizer`. Under `gradring.updates.Sharded()`, each rank holds
+            its part of the loaded state.
 
     Examples:
         >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -150,7 +159,7 @@ def load_model(
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = tf.keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
-    _optimizers.distribute(model.optimizer, Options(compression))
+    _optimizers.distribute(model, Options(compression), update)
     return model
 
 

@@ -13,8 +13,9 @@ from gradring.horovod import basics
 from gradring.horovod.process_sets import communicator_of, global_process_set
 from gradring.horovod.tensorflow.collectives import allreduce, broadcast_variables
 from gradring.horovod.tensorflow.gradients import LocalVariables
-from gradring.tensorflow.graph.model_variables import optimizer_variables
+from gradring.tensorflow.graph.model_variables import build, optimizer_variables, variables_of
 from gradring.tensorflow.graph.own_draws import note_shared
+from gradring.tensorflow.rules.updates import updates_of
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -27,6 +28,8 @@ __dir__ = __all__.copy
 
 class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """A callback that gives every rank the root's model and optimizer after the first batch.
+
+    If the optimizer has `update=Sharded()`, it does so before the first batch.
 
     Examples:
         >>> own = keras.layers.Dense(1, use_bias=False)
@@ -71,15 +74,25 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
         # The first step is traced before the broadcast, and must know of it.
         own = [variable for variable in self.model.variables if variable not in self._local]
         note_shared(own, communicator_of(global_process_set))
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        # A step would mix the parts of weights that differ between the ranks.
+        if updates_of(None, optimizer).holds_parts and _is_built(self.model):
+            build(self.model.optimizer, self.model)
+            self._broadcast(variables_of(self.model))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Broadcasts after the first batch, when the optimizer has its variables too."""
-        if self._is_done:
-            return
-        variables = [*self.model.variables, *optimizer_variables(self.model.optimizer)]
+        if not self._is_done:
+            self._broadcast([*self.model.variables, *optimizer_variables(self.model.optimizer)])
+
+    def _broadcast(self, variables: Iterable[Any]) -> None:
         once = {id(variable): variable for variable in variables if variable not in self._local}
         broadcast_variables(list(once.values()), self._root_rank)
         self._is_done = True
+
+
+def _is_built(model: Any) -> bool:
+    return bool(model.built) and all(layer.built for layer in model.layers)
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
