@@ -224,7 +224,7 @@ def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
 def may_have_parts_alone(callbacks: Any) -> bool:
     """Returns whether a `CallbackList` is outside of our strategies, and optimizers divide there.
 
-    Such an optimizer need not be that of the callbacks' model.
+    The optimizers can be those of another model, for which `sync` has nothing to do.
     """
     model = getattr(callbacks, "model", None)
     if communicator_of(getattr(model, "distribute_strategy", None)) is not None:
