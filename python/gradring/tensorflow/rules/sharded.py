@@ -294,9 +294,7 @@ class ShardedUpdates(Updates):
         positions = list(gradients)
         return reduce_leaves(list(gradients.values()), self._reduction("rows", parts, positions))
 
-    def _gather(
-        self, parts: Parts, positions: Sequence[int], memory: dict[int, tf.Tensor]
-    ) -> None:
+    def _gather(self, parts: Parts, positions: Sequence[int], memory: dict[int, tf.Tensor]) -> None:
         """Assigns the trained variables the values of all ranks' parts.
 
         Args:
