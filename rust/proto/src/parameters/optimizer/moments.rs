@@ -232,7 +232,7 @@ mod tests {
         assert!(last > 0.0 && 1.0 - last == 1.0);
         let last = nadam.product::<f64, f64>(u64::MAX);
         assert!(last > 0.0 && 1.0 - last == 1.0);
-        // Of bfloat16, this decay is 1, and so is the factor of a late update.
+        // This decay rounds to 1 in bfloat16, and so does the factor of a late update.
         let slow = Nadam {
             beta_1: 0.999,
             ..nadam
