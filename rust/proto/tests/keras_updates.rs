@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use gradring_proto::dtype::{bf16, f16};
-use gradring_proto::parameters::float::{Float, FloatType};
+use gradring_proto::parameters::float::FloatType;
+use gradring_proto::parameters::floats::Float;
 use gradring_proto::parameters::optimizer::{Hyper, Optimizer, decay};
 use serde_json::Value;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use gradring_proto::dtype::{Element, ReduceOp};
 use gradring_proto::kernel;
-use gradring_proto::parameters::float::{Float, FloatType};
+use gradring_proto::parameters::float::FloatType;
+use gradring_proto::parameters::floats::Float;
 use gradring_proto::parameters::floats::Floats;
 use gradring_proto::parameters::optimizer::{
     Adadelta, Adagrad, Adam, Adamax, Ftrl, Hyper, Lion, Nadam, Optimizer, Rmsprop, Sgd,

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use gradring_proto::dtype::{bf16, f16};
 use gradring_proto::error::{Breach, Error, Result};
 use gradring_proto::parameters::changes::PulledPart;
-use gradring_proto::parameters::float::Float;
+use gradring_proto::parameters::floats::Float;
 use gradring_proto::parameters::floats::{Floats, kept};
 use gradring_proto::parameters::identity::Version;
 use gradring_proto::parameters::message::{Ask, Order, Reply, Report, WorkerRequest};

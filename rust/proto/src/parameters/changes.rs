@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::float::{Float, typed};
+use super::float::typed;
+use super::floats::Float;
 use super::floats::Floats;
 use super::identity::Version;
 use super::shard::{Change, Shard, Weights};

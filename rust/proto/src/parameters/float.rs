@@ -3,15 +3,12 @@
 //! TensorFlow computes on 16-bit floats in float32, and rounds the result of each operation. So do
 //! the types of the crate `half`.
 
-use std::borrow::Cow;
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
-use std::sync::Mutex;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-use super::floats::{Array, Floats, Shelf};
 use crate::names::named;
 
 named! {
@@ -72,7 +69,7 @@ macro_rules! typed {
 pub(super) use typed;
 
 /// The Rust type of a [`FloatType`].
-pub trait Float:
+pub trait Number:
     Copy
     + Debug
     + Default
@@ -87,10 +84,6 @@ pub trait Float:
     + SubAssign
     + 'static
 {
-    /// Type in which gradients are summed and multiplied. As in an all-reduce, 16-bit floats are
-    /// summed in float32 and rounded once, at the end.
-    type Sum: Float;
-
     /// Distance from 1 to the next larger number.
     const EPSILON: Self;
 
@@ -114,27 +107,11 @@ pub trait Float:
     fn is_nan(self) -> bool;
     /// The value between both bounds; the lower bound for NaN.
     fn clipped(self, low: Self, high: Self) -> Self;
-
-    /// The same number in the type of sums.
-    fn widened(self) -> Self::Sum;
-    /// The numbers in the type of sums; not copied if that is this type.
-    fn all_widened(values: &Array<Self>) -> Cow<'_, Array<Self::Sum>>;
-    /// Sums rounded to this type; not copied if that is the type of sums.
-    fn all_rounded(sums: Cow<'_, Array<Self::Sum>>) -> Cow<'_, Array<Self>>;
-
-    /// The numbers of an array of this type; `None` for another type.
-    fn array(floats: &Floats) -> Option<&Array<Self>>;
-    /// The same for writing.
-    fn array_mut(floats: &mut Floats) -> Option<&mut Array<Self>>;
-    /// Makes an array one of any type.
-    fn floats(array: Array<Self>) -> Floats;
-    /// Unused memory for arrays of this type.
-    fn shelf() -> &'static Mutex<Shelf<Self>>;
 }
 
 /// Functions that all types have.
 macro_rules! common {
-    ($float:ident, $variant:ident) => {
+    ($float:ident) => {
         const EPSILON: Self = $float::EPSILON;
 
         #[inline]
@@ -161,38 +138,13 @@ macro_rules! common {
         fn clipped(self, low: Self, high: Self) -> Self {
             $float::min(self, high).max(low)
         }
-
-        fn array(floats: &Floats) -> Option<&Array<Self>> {
-            match floats {
-                Floats::$variant(array) => Some(array),
-                _ => None,
-            }
-        }
-
-        fn array_mut(floats: &mut Floats) -> Option<&mut Array<Self>> {
-            match floats {
-                Floats::$variant(array) => Some(array),
-                _ => None,
-            }
-        }
-
-        fn floats(array: Array<Self>) -> Floats {
-            Floats::$variant(array)
-        }
-
-        fn shelf() -> &'static Mutex<Shelf<Self>> {
-            static SHELF: Mutex<Shelf<$float>> = Mutex::new(Shelf::EMPTY);
-            &SHELF
-        }
     };
 }
 
 macro_rules! wide {
-    ($($float:ident: $variant:ident,)*) => { $(
-        impl Float for $float {
-            type Sum = Self;
-
-            common!($float, $variant);
+    ($($float:ident,)*) => { $(
+        impl Number for $float {
+            common!($float);
 
             #[inline]
             fn of(value: f64) -> Self {
@@ -208,31 +160,16 @@ macro_rules! wide {
             fn powf(self, exponent: Self) -> Self {
                 $float::powf(self, exponent)
             }
-
-            #[inline]
-            fn widened(self) -> Self {
-                self
-            }
-
-            fn all_widened(values: &Array<Self>) -> Cow<'_, Array<Self>> {
-                Cow::Borrowed(values)
-            }
-
-            fn all_rounded(sums: Cow<'_, Array<Self>>) -> Cow<'_, Array<Self>> {
-                sums
-            }
         }
     )* };
 }
 
-wide! { f32: F32, f64: F64, }
+wide! { f32, f64, }
 
 macro_rules! narrow {
-    ($($float:ident: $variant:ident,)*) => { $(
-        impl Float for $float {
-            type Sum = f32;
-
-            common!($float, $variant);
+    ($($float:ident,)*) => { $(
+        impl Number for $float {
+            common!($float);
 
             #[inline]
             fn of(value: f64) -> Self {
@@ -248,37 +185,18 @@ macro_rules! narrow {
             fn powf(self, exponent: Self) -> Self {
                 $float::from_f32(self.to_f32().powf(exponent.to_f32()))
             }
-
-            #[inline]
-            fn widened(self) -> f32 {
-                self.to_f32()
-            }
-
-            fn all_widened(values: &Array<Self>) -> Cow<'_, Array<f32>> {
-                let wide: Vec<_> = values.iter().map(|it| it.to_f32()).collect();
-                Cow::Owned(wide.into())
-            }
-
-            fn all_rounded(sums: Cow<'_, Array<f32>>) -> Cow<'_, Array<Self>> {
-                let rounded: Vec<_> = sums.iter().map(|it| $float::from_f32(*it)).collect();
-                Cow::Owned(rounded.into())
-            }
         }
     )* };
 }
 
-narrow! { bf16: Bf16, f16: F16, }
+narrow! { bf16, f16, }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn rounds<T: Float>(value: f64, expected: f64, wanted: FloatType) {
-        let array = Array::from(vec![T::of(value)]);
-        assert_eq!(array[0], T::of(expected));
-        let sums = T::all_widened(&array);
-        assert_eq!(sums[0], array[0].widened());
-        assert_eq!(*T::all_rounded(sums), array);
+    fn rounds<T: Number>(value: f64, expected: f64, wanted: FloatType) {
+        assert_eq!(T::of(value), T::of(expected));
         assert_eq!(T::of(-expected).abs(), T::of(expected));
         assert_eq!(T::of(9.0).sqrt(), T::of(3.0));
         assert_eq!(T::of(2.0).powf(T::of(3.0)), T::of(8.0));
@@ -286,8 +204,6 @@ mod tests {
         assert_eq!(clipped(-3.0), T::of(-1.0));
         assert_eq!(clipped(3.0), T::of(1.0));
         assert_eq!(clipped(0.5), T::of(0.5));
-        let floats = T::floats(array);
-        assert_eq!(floats.float_type(), wanted);
         assert_eq!(wanted.size_bytes(), size_of::<T>());
     }
 
@@ -299,6 +215,6 @@ mod tests {
         rounds::<f16>(1.001, 1.0009765625, FloatType::F16);
         // Rounding to float32 first makes a tie of this number, which goes to even.
         let tie = 1.0 + 1.0 / 256.0 + 1e-12;
-        assert_eq!(<bf16 as Float>::of(tie), bf16::ONE);
+        assert_eq!(<bf16 as Number>::of(tie), bf16::ONE);
     }
 }

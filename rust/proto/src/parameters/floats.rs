@@ -4,13 +4,15 @@
 //! clearing it takes longer than filling it. So large memory is kept for the next array of the same
 //! length and element type.
 
+use std::borrow::Cow;
 use std::iter::zip;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::Mutex;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::float::{Float, FloatType, typed};
+use super::float::{FloatType, Number, typed};
 use crate::lock::lock;
 
 /// Bytes from which memory is kept here. The C library keeps smaller pieces.
@@ -49,6 +51,109 @@ pub struct Shelf<T> {
     used_bytes: usize,
     used_bytes_max: usize,
 }
+
+/// An element type with its arrays.
+pub trait Float: Number {
+    /// Type in which gradients are summed and multiplied. As in an all-reduce, 16-bit floats are
+    /// summed in float32 and rounded once, at the end.
+    type Sum: Float;
+
+    /// The same number in the type of sums.
+    fn widened(self) -> Self::Sum;
+    /// The numbers in the type of sums; not copied if that is this type.
+    fn all_widened(values: &Array<Self>) -> Cow<'_, Array<Self::Sum>>;
+    /// Sums rounded to this type; not copied if that is the type of sums.
+    fn all_rounded(sums: Cow<'_, Array<Self::Sum>>) -> Cow<'_, Array<Self>>;
+
+    /// The numbers of an array of this type; `None` for another type.
+    fn array(floats: &Floats) -> Option<&Array<Self>>;
+    /// The same for writing.
+    fn array_mut(floats: &mut Floats) -> Option<&mut Array<Self>>;
+    /// Makes an array one of any type.
+    fn floats(array: Array<Self>) -> Floats;
+    /// Unused memory for arrays of this type.
+    fn shelf() -> &'static Mutex<Shelf<Self>>;
+}
+
+/// Functions that all types have.
+macro_rules! common {
+    ($float:ident, $variant:ident) => {
+        fn array(floats: &Floats) -> Option<&Array<Self>> {
+            match floats {
+                Floats::$variant(array) => Some(array),
+                _ => None,
+            }
+        }
+
+        fn array_mut(floats: &mut Floats) -> Option<&mut Array<Self>> {
+            match floats {
+                Floats::$variant(array) => Some(array),
+                _ => None,
+            }
+        }
+
+        fn floats(array: Array<Self>) -> Floats {
+            Floats::$variant(array)
+        }
+
+        fn shelf() -> &'static Mutex<Shelf<Self>> {
+            static SHELF: Mutex<Shelf<$float>> = Mutex::new(Shelf::EMPTY);
+            &SHELF
+        }
+    };
+}
+
+macro_rules! wide {
+    ($($float:ident: $variant:ident,)*) => { $(
+        impl Float for $float {
+            type Sum = Self;
+
+            common!($float, $variant);
+
+            #[inline]
+            fn widened(self) -> Self {
+                self
+            }
+
+            fn all_widened(values: &Array<Self>) -> Cow<'_, Array<Self>> {
+                Cow::Borrowed(values)
+            }
+
+            fn all_rounded(sums: Cow<'_, Array<Self>>) -> Cow<'_, Array<Self>> {
+                sums
+            }
+        }
+    )* };
+}
+
+wide! { f32: F32, f64: F64, }
+
+macro_rules! narrow {
+    ($($float:ident: $variant:ident,)*) => { $(
+        impl Float for $float {
+            type Sum = f32;
+
+            common!($float, $variant);
+
+            #[inline]
+            fn widened(self) -> f32 {
+                self.to_f32()
+            }
+
+            fn all_widened(values: &Array<Self>) -> Cow<'_, Array<f32>> {
+                let wide: Vec<_> = values.iter().map(|it| it.to_f32()).collect();
+                Cow::Owned(wide.into())
+            }
+
+            fn all_rounded(sums: Cow<'_, Array<f32>>) -> Cow<'_, Array<Self>> {
+                let rounded: Vec<_> = sums.iter().map(|it| $float::from_f32(*it)).collect();
+                Cow::Owned(rounded.into())
+            }
+        }
+    )* };
+}
+
+narrow! { bf16: Bf16, f16: F16, }
 
 impl<T: Float> Array<T> {
     /// A copy of the values in new memory.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::float::{Float, typed};
+use super::float::typed;
+use super::floats::Float;
 use super::floats::{Array, Floats};
 use super::identity::Version;
 use super::log::Entry;

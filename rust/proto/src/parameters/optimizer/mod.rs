@@ -16,7 +16,8 @@ pub use moments::{Adam, Adamax, Nadam};
 pub use sgd::Sgd;
 pub use squares::{Adadelta, Adagrad, Rmsprop};
 
-use super::float::Float;
+use super::float::Number;
+use super::floats::Float;
 
 mod ftrl;
 mod lion;

@@ -4,7 +4,8 @@ use std::iter::zip;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::float::{Float, FloatType, typed};
+use super::super::float::{FloatType, typed};
+use super::super::floats::Float;
 use super::{Rule, Step, maximum, misfit, power};
 
 /// `keras.optimizers.Adam`; with a weight decay `AdamW`.

@@ -4,7 +4,7 @@ use std::iter::zip;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::float::Float;
+use super::super::floats::Float;
 use super::{Rule, Step, misfit};
 
 /// `keras.optimizers.SGD`.
