@@ -336,9 +336,14 @@ def _gather_parts(variables: Sequence[Any], root: int, process_set: ProcessSet) 
     Raises:
         gradring.errors.ConfigError: The process set has not all ranks.
     """
+    done = []
     for variable in map(of_tensorflow, variables):
         if not hasattr(variable, "make_whole"):
             continue
+        # A graph gathers the states of an optimizer at once. Eagerly, one may be whole already.
+        if not tf.executing_eagerly() and variable.parts in done:
+            continue
+        done.append(variable.parts)
         if process_set.ranks is not None:
             raise ConfigError(
                 f"broadcast of {name_of(variable)}: all ranks hold parts of it, and {process_set} "

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gradring.errors import ConfigError, MismatchError
@@ -17,9 +18,12 @@ from gradring.horovod.tensorflow.calls import require_equal_calls
 from gradring.horovod.tensorflow.compression import Compression
 from gradring.horovod.tensorflow.gradients import Gradient, Options
 from gradring.tensorflow.graph.adoption import strategy_of
+from gradring.tensorflow.graph.model_variables import optimizer_variables
+from gradring.tensorflow.graph.replica_step import id_of
 from gradring.tensorflow.keras import compat_keras
 from gradring.tensorflow.replicas import contents
 from gradring.tensorflow.rules import updates
+from gradring.tensorflow.rules.optimizer_parts import Parts
 from gradring.updates import AllReduce, Rule, Sharded
 
 #: The default of `update=`.
@@ -144,34 +148,44 @@ class HoldingParts:
             how=self._options.op.value,
             rows_differ=True,
         )
-        self._compare_weights()
+        self._compare_beginnings()
         # A stand-in of `Optimizer.apply` calls the rule.
         self._apply_plainly(gradients, given)  # type: ignore[attr-defined]
 
-    def _compare_weights(self) -> None:
-        """Compares the weights of all ranks before the first step.
+    def _compare_beginnings(self) -> None:
+        """Compares the weights of all ranks, and their optimizers, before the first step.
 
         Each rank updates its part of the weights, so a step would mix unequal weights. In the
         groups of an elastic job, the state makes the weights equal.
 
         Raises:
-            gradring.errors.MismatchError: On every rank, if the weights differ.
+            gradring.errors.MismatchError: On every rank, if the weights differ, or only some ranks
+                have loaded an optimizer's state.
         """
         communicator = communicator_of(self._options.process_set)
         is_known = self._has_compared or communicator.world_size == 1  # type: ignore[attr-defined]
         if is_known or communicator.generation > 0:
             return
-        trained = enumerate(updates.trained_by(self))
+        parts: Parts = self._rule.parts_of(self)  # type: ignore[attr-defined]
+        states = {id_of(state) for state in parts.states}
+        own = (each for each in optimizer_variables(self) if id_of(each) not in states)
+        compared = enumerate([*updates.trained_by(self), *own])
         try:
             with tf.init_scope():
-                arrays = {f"{index}/{name_of(each)}": contents(each) for index, each in trained}
+                arrays = {f"{index}/{name_of(each)}": contents(each) for index, each in compared}
+                arrays["loaded state"] = np.array(parts.stage())
                 check_equal(communicator, arrays, "weights")
+        except tf.errors.FailedPreconditionError:
+            # The variables are initialised in this step. TensorFlow traces it again after that.
+            return
         except MismatchError as error:
             raise MismatchError(
                 f"{type(self).__name__} with update=Sharded() on rank {communicator.rank} of "
-                f"{communicator.host}: the ranks begin to train with different weights",
-                advice="call hvd.broadcast_variables(model.variables, root_rank=0) before the "
-                "first step, or give fit a BroadcastGlobalVariablesCallback(0) and a built model",
+                f"{communicator.host}: the ranks begin to train with different weights or states",
+                advice="call hvd.broadcast_variables(model.variables + optimizer.variables, "
+                "root_rank=0) before the first step, or give fit a "
+                "BroadcastGlobalVariablesCallback(0) behind the callbacks that load weights, and a "
+                "built model",
                 rank=communicator.rank,
                 host=communicator.host,
             ) from error

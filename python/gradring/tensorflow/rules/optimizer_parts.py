@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from gradring.errors import ConfigError
 from gradring.gradients.buckets import Entry, pack
-from gradring.gradients.names import Label, name_of, without_counters
+from gradring.gradients.names import Label, name_of
 from gradring.gradients.parts import Division, divide
 from gradring.gradients.reduction import Collective
 from gradring.group.communicator import Communicator
@@ -176,7 +176,7 @@ class Parts:
             if self.are_whole():
                 return
             if self.has_begun:
-                self._compare_stages()
+                self.compare_stages()
         is_initial = tf.executing_eagerly() and not self.has_begun
         if not is_initial:
             self.check_place()
@@ -186,10 +186,27 @@ class Parts:
             state.hold(value, is_whole=True)
         self._stage.assign(_WHOLE)
 
-    def _compare_stages(self) -> None:
-        stage = int(self._stage.numpy())
+    def hold_initial(self) -> None:
+        """Holds whole initial values on this rank, unless its state has begun to change."""
+        if not self.has_begun:
+            self.note_assigned()
+            for state in self.states:
+                state.hold(state.initial(), is_whole=True)
+
+    def stage(self) -> int:
+        """Returns the stage of the state on this rank; called eagerly."""
+        return int(self._stage.numpy())
+
+    def compare_stages(self) -> None:
+        """Compares the stages of all ranks; every rank calls it, eagerly.
+
+        Raises:
+            gradring.errors.ConfigError: Only some ranks have loaded a state.
+        """
+        stage = self.stage()
         found = np.array([stage, -stage])
-        self.communicator.all_reduce(found, "max", name=f"Sharded: stage of {self.name}")
+        # Ranks may count their optimizers differently, so the name is not that of this one.
+        self.communicator.all_reduce(found, "max", name="Sharded: stage of an optimizer's state")
         if found[0] != -found[1]:
             raise ConfigError(
                 f"rank {self.communicator.rank} of {self.communicator.host}: some ranks have "
@@ -200,7 +217,7 @@ class Parts:
     def are_whole(self) -> bool:
         """Returns whether all ranks have the whole state."""
         with tf.init_scope():
-            return int(self._stage.numpy()) == _WHOLE
+            return self.stage() == _WHOLE
 
     def note_assigned(self) -> None:
         """Notes that a program has assigned a state, and so may have made it whole."""
@@ -231,7 +248,9 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
             position: Position of the trained variable that it belongs to.
             arguments: Arguments of `tf.Variable`.
         """
-        self._parts, self._position = parts, position
+        self.parts, self._position = parts, position
+        #: Index among the states of the optimizer.
+        self._index = len(parts.states)
         self._whole = tf.TensorShape(parts.trained[position].shape)
         self._arguments = arguments
         self._is_whole = compat.plain_variable(False, "is_whole", tf.bool)
@@ -262,7 +281,7 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
     @property
     def distribute_strategy(self) -> Any:
         """The strategy of the trained variable."""
-        return strategy_of([self._parts.trained[self._position]])
+        return strategy_of([self.parts.trained[self._position]])
 
     def make_whole(self, root: int | None = None) -> None:
         """Gives all ranks the whole state of the optimizer; every rank calls it.
@@ -271,12 +290,17 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
             root: The rank whose value all ranks are about to get. If it has the whole value, such
                 as from a file, the others need not have any.
         """
-        parts = self._parts
-        if root is not None and tf.executing_eagerly():
+        parts = self.parts
+        if root is not None and not tf.executing_eagerly():
+            with tf.init_scope():
+                parts.compare_stages()
+        elif root is not None:
             has_whole = np.array([self.is_whole() or not parts.has_begun], np.int64)
             parts.communicator.broadcast(has_whole, root, name="Sharded: whole value")
             if has_whole[0]:
+                parts.hold_initial()
                 if not self.is_whole():
+                    # Of the shape that the root sends; the value does not count.
                     parts.note_assigned()
                     self.hold(self.initial(), is_whole=True)
                 return
@@ -292,7 +316,7 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
         A part that is held is taken from 0 on. A flag tells it, since TensorFlow's optimizer of
         graphs would take the size of the value from what the graph assigns later.
         """
-        division, rank = self._parts.division(self._position), self._parts.communicator.rank
+        division, rank = self.parts.division(self._position), self.parts.communicator.rank
         if not division.count(rank):
             return tf.zeros(division.part_shape(rank), self.dtype)
         flat = tf.reshape(self.read_value(), [-1])
@@ -302,10 +326,10 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
 
     def gathered(self) -> tf.Tensor:
         """Returns the whole value; every rank calls it."""
-        parts = self._parts
-        label = f"Sharded: whole state {name_of(self)}"
-        (compared,) = without_counters([label])
-        collective = Collective(parts.communicator, Label(label, compared))
+        parts, label = self.parts, "Sharded: whole state"
+        shown = f"{label} {name_of(self)}"
+        # Ranks may count the layers of other models differently.
+        collective = Collective(parts.communicator, Label(shown, f"{label} {self._index}"))
         counts = tf.constant(parts.counts([self._position]), tf.int64)
         flat = tf.reshape(self.own_part(), [-1])
         ((whole,),) = wait([start_all_gather(flat, counts, collective)])
@@ -320,15 +344,15 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
         """See `tf.Variable.assign`; takes a whole value, or in a step of the optimizer a part."""
         value = tf.convert_to_tensor(value, self.dtype)
         if not replica_step.current().is_applying:
-            self._parts.note_assigned()
+            self.parts.note_assigned()
             self._is_whole.assign(True)
         elif value.shape.rank is not None and value.shape == self._whole:
-            value = self._parts.part_of(self._position, value)
+            value = self.parts.part_of(self._position, value)
         return super().assign(value, *args, **kwargs)
 
     def read_value_no_copy(self) -> tf.Tensor:
         """Returns the whole value, for files; every rank calls it, unless all have it."""
-        return self.read_value() if self._parts.are_whole() else self.gathered()
+        return self.read_value() if self.parts.are_whole() else self.gathered()
 
     def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
         (value,) = restored_tensors.values()

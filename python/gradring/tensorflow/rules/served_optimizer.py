@@ -116,7 +116,7 @@ class ServedOptimizer:
             )
             for name, dtype, variable in zip(names, dtypes, self.trained, strict=True)
         ]
-        described_as = describe(optimizer, dtypes[0])
+        described_as = describe(optimizer, *dtypes[:1])
         self.client.begin(described, described_as, self._placement(rule))
         #: Indices of the variables whose gradients travel together, in a graph, by piece.
         self._pieces = _pieces_of(self.trained)

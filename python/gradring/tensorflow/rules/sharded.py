@@ -91,7 +91,7 @@ class ShardedUpdates(Updates):
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
     ) -> None:
         """Applies the sums of gradients to this rank's parts, and gathers the variables."""
-        parts = self._parts_of(optimizer)
+        parts = self.parts_of(optimizer)
         positions = self._positions(parts, optimizer, variables)
         given = {
             position: gradient
@@ -108,6 +108,8 @@ class ShardedUpdates(Updates):
         touched = sorted(range(len(weights)) if optimizer.use_ema else given)
         for position in touched:
             whole = tf.convert_to_tensor(own(parts.trained[position]))
+            # Where there is no memory to use up, this tells the shape.
+            spent.setdefault(position, whole)
             weights[position].assign(parts.part_of(position, whole))
         rank = self._communicator.rank
         owned = [position for position in sums if parts.division(position).count(rank)]
@@ -192,7 +194,13 @@ class ShardedUpdates(Updates):
                     "use AllReduce()"
                 )
 
-    def _parts_of(self, optimizer: Any) -> Parts:
+    def parts_of(self, optimizer: Any) -> Parts:
+        """Returns the parts of an optimizer.
+
+        Raises:
+            gradring.errors.ConfigError: The optimizer was not built under this rule, or it needs
+                its whole state again.
+        """
         parts = self._parts.get(optimizer)
         if parts is None:
             raise self._refusal(
@@ -300,7 +308,8 @@ class ShardedUpdates(Updates):
         Args:
             parts: The parts of the optimizer.
             positions: Positions of the variables.
-            memory: Tensors of variables' shapes that nobody needs, by position.
+            memory: Tensors of the variables' shapes, by position. Their memory is used up, unless
+                something else needs it.
         """
         weights, buckets = parts.weights(), parts.buckets_of(positions)
         order = [position for bucket in buckets for position in bucket]
@@ -308,13 +317,11 @@ class ShardedUpdates(Updates):
         reduction = Reduction(self._communicator, names)
         started, ahead = [], 0
         for number, bucket in enumerate(buckets):
-            # The memory of a variable that is read is not used up, but its shape counts.
-            whole = [memory.get(i, own(parts.trained[i])) for i in bucket]
             counts = tf.constant(parts.counts(bucket), tf.int64)
             collective = reduction.of(range(ahead, ahead + len(bucket)), number)
             started.append(
                 start_all_gather_v(
-                    [tf.convert_to_tensor(it) for it in whole],
+                    [memory[i] for i in bucket],
                     [tf.convert_to_tensor(weights[i]) for i in bucket],
                     counts,
                     collective,

@@ -105,7 +105,7 @@ pub trait Number:
     fn signum(self) -> Self;
     /// Returns whether this is not a number.
     fn is_nan(self) -> bool;
-    /// The value between both bounds; the lower bound for NaN.
+    /// The value between both bounds; the upper bound for NaN.
     fn clipped(self, low: Self, high: Self) -> Self;
 }
 

@@ -141,13 +141,11 @@ macro_rules! narrow {
             }
 
             fn all_widened(values: &Array<Self>) -> Cow<'_, Array<f32>> {
-                let wide: Vec<_> = values.iter().map(|it| it.to_f32()).collect();
-                Cow::Owned(wide.into())
+                Cow::Owned(Array::mapped(values, $float::to_f32))
             }
 
             fn all_rounded(sums: Cow<'_, Array<f32>>) -> Cow<'_, Array<Self>> {
-                let rounded: Vec<_> = sums.iter().map(|it| $float::from_f32(*it)).collect();
-                Cow::Owned(rounded.into())
+                Cow::Owned(Array::mapped(&sums, $float::from_f32))
             }
         }
     )* };
@@ -165,6 +163,18 @@ impl<T: Float> Array<T> {
                 copy.into()
             }
             None => values.to_vec().into(),
+        }
+    }
+
+    /// An array with the result of a function for each value.
+    fn mapped<S: Float>(values: &[S], function: fn(S) -> T) -> Self {
+        let results = values.iter().map(|it| function(*it));
+        match kept(values.len()) {
+            Some(mut array) => {
+                zip(&mut array, results).for_each(|(value, result)| *value = result);
+                array.into()
+            }
+            None => results.collect::<Vec<_>>().into(),
         }
     }
 
