@@ -283,6 +283,16 @@ def saved_alone(directory: str) -> str:
     return "none"
 
 
+def built_in_fit(update: updates.Rule) -> Found:
+    """A model without an input layer, whose first batch makes the variables."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(96, "tanh"), keras.layers.Dense(1)])
+    model.compile(optimizer_of("Adam(0.01)", update), "mse")
+    return fit(model)
+
+
 def two_ranks(directory: str, cases: list[str]) -> Found:
     import gradring.horovod.tensorflow as hvd
 
@@ -291,6 +301,7 @@ def two_ranks(directory: str, cases: list[str]) -> Found:
     rules: list[updates.Rule] = [updates.AllReduce(), SHARDED]
     found: Found = {case: [by_loop(rule, case) for rule in rules] for case in cases}
     found |= by_fit(directory)
+    found["built in fit"] = [built_in_fit(rule) for rule in rules]
     found["broadcast"] = broadcast()
     found["refused"] = refusals()
     found["alone"] = saved_alone(directory)
@@ -320,6 +331,12 @@ def test_weights_and_states_are_those_without_the_option(ranks: list[Found], cas
     plain, sharded = ranks[0][case]
     assert_equal(plain, sharded, 2e-6)
     assert_equal(sharded, ranks[1][case][1])
+
+
+def test_a_model_that_fit_builds_is_trained(ranks: list[Found]) -> None:
+    plain, sharded = ranks[0]["built in fit"]
+    assert_equal(plain, sharded, 2e-6)
+    assert_equal(sharded, ranks[1]["built in fit"][1])
 
 
 def test_each_rank_holds_half_of_the_state(ranks: list[Found]) -> None:
