@@ -300,7 +300,7 @@ class StateVariable(compat.ResourceVariable):  # type: ignore[misc]
             if has_whole[0]:
                 parts.hold_initial()
                 if not self.is_whole():
-                    # Of the shape that the root sends; the value does not count.
+                    # The root sends a whole value, and this one does not count.
                     parts.note_assigned()
                     self.hold(self.initial(), is_whole=True)
                 return

@@ -108,7 +108,7 @@ class ShardedUpdates(Updates):
         touched = sorted(range(len(weights)) if optimizer.use_ema else given)
         for position in touched:
             whole = tf.convert_to_tensor(own(parts.trained[position]))
-            # Where there is no memory to use up, this tells the shape.
+            # A gather without spent memory needs its shape only.
             spent.setdefault(position, whole)
             weights[position].assign(parts.part_of(position, whole))
         rank = self._communicator.rank
