@@ -135,20 +135,22 @@ def distribute(model: Any, options: Options, update: Rule) -> None:
 
 
 def _divide(model: Any, options: Options) -> None:
-    """Replaces the optimizer of a model by one that takes its part of the whole variables."""
+    """Makes the optimizer of a model one that holds its part of the loaded variables."""
     outer = model.optimizer
-    whole = getattr(outer, "inner_optimizer", outer)
-    kind = _class_of(whole, options, 1, False, SHARDED)
-    divided = kind.from_config(whole.get_config())
+    optimizer = getattr(outer, "inner_optimizer", outer)
+    kind = _class_of(optimizer, options, 1, False, SHARDED)
+    was_built, trained, loaded = optimizer.built, trained_by(optimizer), optimizer.variables
+    attributes = vars(kind.from_config(optimizer.get_config()))
+    # Keras refers to the optimizer in several places, and would keep the whole state of another.
+    vars(optimizer).clear()
+    vars(optimizer).update(attributes)
+    object.__setattr__(optimizer, "__class__", kind)
+    optimizer._begin_reducing()
     # A file from before the first step has no state.
-    if whole.built:
-        divided.build(trained_by(whole))
-    for variable, value in zip(divided.variables, whole.variables, strict=True):
+    if was_built:
+        optimizer.build(trained)
+    for variable, value in zip(optimizer.variables, loaded, strict=True):
         variable.assign(tf.convert_to_tensor(value))
-    if whole is outer:
-        model.optimizer = divided
-    else:
-        outer.inner_optimizer = divided
 
 
 def forget_sums(optimizer: Any) -> None:
