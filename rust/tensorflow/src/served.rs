@@ -136,7 +136,7 @@ impl Kernel for PushPiece {
                 Form::Rows => rows.next().map(|(rows, values)| Given::Rows(rows, values)),
             };
             if let Some(gradient) = &gradient {
-                check(gradient, variable)?;
+                check("the gradient", gradient, variable)?;
             }
             given.push(gradient);
         }
@@ -193,7 +193,10 @@ impl Kernel for Pull {
                 break pulled;
             }
             // Servers that have lost their values request initial ones again.
-            worker.push_initial(&all_floats(&present)?)?;
+            let model = worker.begun()?;
+            let values = all_floats(&present)?;
+            check_initial(&values, model.variables())?;
+            worker.push_initial(&values)?;
         };
         let mut kept = lock(&worker.for_ops);
         let kept = kept.get_or_insert_with(|| Box::new(Copies::<Tensor>::NONE));
@@ -247,8 +250,21 @@ fn all_floats(tensors: &[Tensor]) -> Result<Vec<FloatSlice<'_>>, Failure> {
     tensors.iter().map(Tensor::floats).collect()
 }
 
-/// Checks that a gradient fits its variable.
-fn check(given: &Given<'_>, variable: &Variable) -> Result<(), Failure> {
+/// Checks that each variable has an initial value that fits it.
+fn check_initial(values: &[FloatSlice<'_>], variables: &[Variable]) -> Result<(), Failure> {
+    if values.len() != variables.len() {
+        let (given, wanted) = (values.len(), variables.len());
+        let text = format!("a pull has {given} present values for {wanted} variables");
+        return Err(Failure::new(Code::InvalidArgument, text));
+    }
+    let mut pairs = values.iter().zip(variables);
+    pairs.try_for_each(|(values, variable)| {
+        check("the initial value", &Given::Dense(*values), variable)
+    })
+}
+
+/// Checks that a gradient or value fits its variable. Messages call it `what`.
+fn check(what: &str, given: &Given<'_>, variable: &Variable) -> Result<(), Failure> {
     let rows = variable.shape.first().copied().unwrap_or(1);
     let width: usize = variable.shape.iter().skip(1).product();
     let (Given::Dense(values) | Given::Rows(_, values)) = given;
@@ -268,7 +284,7 @@ fn check(given: &Given<'_>, variable: &Variable) -> Result<(), Failure> {
         Given::Dense(_) => return Ok(()),
     };
     let (name, shape) = (&variable.name, &variable.shape);
-    let text = format!("the gradient of {name}, of shape {shape:?}, {problem}");
+    let text = format!("{what} of {name}, of shape {shape:?}, {problem}");
     Err(Failure::new(Code::InvalidArgument, text))
 }
 
@@ -287,7 +303,7 @@ mod tests {
             decays: false,
         };
         let refused = |given: Given<'_>, shape: &[usize]| {
-            let failure = check(&given, &variable(shape)).err()?;
+            let failure = check("the gradient", &given, &variable(shape)).err()?;
             Some(failure.message().to_owned())
         };
         let dense = |values| Given::Dense(FloatSlice::F32(values));
@@ -307,6 +323,32 @@ mod tests {
         ] {
             let text = refused(given, &[3, 2]).unwrap();
             assert!(text.contains("table") && text.contains(problem), "{text}");
+        }
+    }
+
+    #[test]
+    fn initial_values_must_fit_all_variables() {
+        let variables = [Variable {
+            name: "table".into(),
+            shape: [2].into(),
+            float_type: FloatType::F32,
+            decays: false,
+        }];
+        let refused = |values: &[FloatSlice<'_>]| {
+            let failure = check_initial(values, &variables).err()?;
+            Some(failure.message().to_owned())
+        };
+        assert_eq!(refused(&[FloatSlice::F32(&[0.0; 2])]), None);
+        for (values, problem) in [
+            (&[][..], "0 present values for 1 variables"),
+            (&[FloatSlice::F32(&[0.0; 3])], "the initial value of table"),
+            (
+                &[FloatSlice::F64(&[0.0; 2])],
+                "is float64 for one of float32",
+            ),
+        ] {
+            let text = refused(values).unwrap();
+            assert!(text.contains(problem), "{text}");
         }
     }
 }
