@@ -13,7 +13,7 @@ use gradring_proto::parameters::floats::{FloatSlice, Floats};
 use gradring_proto::parameters::identity::Version;
 use gradring_proto::parameters::optimizer::Optimizer;
 use gradring_proto::parameters::shard::{Gradient, Payload, Spec};
-use gradring_proto::parameters::shards::{Shape, VariablePart, place};
+use gradring_proto::parameters::shards::{Extent, VariablePart, place};
 use gradring_proto::parameters::worker::Pulled;
 use gradring_proto::wire::codec;
 
@@ -59,7 +59,7 @@ pub type Fingerprint = [u8; 32];
 pub struct Model {
     optimizer: Optimizer,
     variables: Vec<Variable>,
-    shapes: Vec<Shape>,
+    extents: Vec<Extent>,
     /// Parts of variables, by server.
     shards: Vec<Vec<VariablePart>>,
     /// Server and index on it of each part of a variable, by variable.
@@ -80,10 +80,11 @@ impl Variable {
         self.elements() * self.float_type.size_bytes()
     }
 
-    fn rows(&self) -> Shape {
-        Shape {
+    fn extent(&self) -> Extent {
+        Extent {
             rows: self.shape.first().copied().unwrap_or(1),
             width: self.shape.iter().skip(1).product(),
+            element_bytes: self.float_type.size_bytes(),
         }
     }
 }
@@ -101,9 +102,9 @@ impl Model {
         placed: &BTreeMap<usize, usize>,
         servers: usize,
     ) -> Self {
-        let shapes: Vec<_> = variables.iter().map(Variable::rows).collect();
+        let extents: Vec<_> = variables.iter().map(Variable::extent).collect();
         let all = codec::encode(&(&variables, &optimizer, placed, servers), usize::MAX);
-        let shards = place(&shapes, placed, servers);
+        let shards = place(&extents, placed, servers);
         let mut places = vec![vec![]; variables.len()];
         for (server, parts) in shards.iter().enumerate() {
             for (index, part) in parts.iter().enumerate() {
@@ -116,7 +117,7 @@ impl Model {
             fingerprint: Sha256::digest(all.expect("memory takes all bytes")).into(),
             optimizer,
             variables,
-            shapes,
+            extents,
         }
     }
 
@@ -143,7 +144,7 @@ impl Model {
     /// Splits the initial weights into a payload for each server.
     pub(crate) fn initial(&self, weights: &[FloatSlice<'_>]) -> Vec<Arc<Payload>> {
         let part = |part: &VariablePart| {
-            let width = self.shapes[part.variable].width;
+            let width = self.extents[part.variable].width;
             let spec = Spec {
                 rows: part.elements.len().checked_div(width).unwrap_or(0),
                 width,
@@ -167,14 +168,14 @@ impl Model {
     /// # Panics
     /// If a gradient does not fit its variable.
     pub(crate) fn gradients(&self, given: &[Option<Given<'_>>]) -> Vec<Arc<Payload>> {
-        assert_eq!(given.len(), self.shapes.len());
+        assert_eq!(given.len(), self.extents.len());
         let sorted: Vec<_> = given.iter().map(sorted_rows).collect();
         let part = |part: &VariablePart| {
             let (given, rows) = (given[part.variable].as_ref()?, &sorted[part.variable]);
             Some(match given {
                 Given::Dense(values) => Gradient::Dense(values.copied(part.elements.clone())),
                 Given::Rows(_, values) => {
-                    rows_of(part, self.shapes[part.variable].width, rows, values)
+                    rows_of(part, self.extents[part.variable].width, rows, values)
                 }
             })
         };
@@ -256,7 +257,7 @@ impl PulledModel {
 
     /// Ranges of a variable's elements that have changed since the pull before.
     pub fn changed(&self, variable: usize) -> Vec<Range<usize>> {
-        let width = self.model.shapes[variable].width;
+        let width = self.model.extents[variable].width;
         let mut ranges = Vec::new();
         for (part, _, changed) in self.parts(variable) {
             let Range { start, .. } = part.elements;

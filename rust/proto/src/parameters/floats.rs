@@ -57,6 +57,8 @@ pub trait Float: Number {
     /// Type in which gradients are summed and multiplied. As in an all-reduce, 16-bit floats are
     /// summed in float32 and rounded once, at the end.
     type Sum: Float;
+    /// This type, as models name it.
+    const FLOAT_TYPE: FloatType;
 
     /// The same number in the type of sums.
     fn widened(self) -> Self::Sum;
@@ -78,6 +80,8 @@ pub trait Float: Number {
 /// Functions that all types have.
 macro_rules! common {
     ($float:ident, $variant:ident) => {
+        const FLOAT_TYPE: FloatType = FloatType::$variant;
+
         fn array(floats: &Floats) -> Option<&Array<Self>> {
             match floats {
                 Floats::$variant(array) => Some(array),
@@ -212,13 +216,8 @@ impl Floats {
 
     /// The element type.
     #[must_use]
-    pub const fn float_type(&self) -> FloatType {
-        match self {
-            Self::F32(_) => FloatType::F32,
-            Self::F64(_) => FloatType::F64,
-            Self::Bf16(_) => FloatType::Bf16,
-            Self::F16(_) => FloatType::F16,
-        }
+    pub fn float_type(&self) -> FloatType {
+        each!(Self, self, values => type_of(values))
     }
 
     /// Number of values.
@@ -261,13 +260,8 @@ impl Floats {
 impl FloatSlice<'_> {
     /// The element type.
     #[must_use]
-    pub const fn float_type(&self) -> FloatType {
-        match self {
-            Self::F32(_) => FloatType::F32,
-            Self::F64(_) => FloatType::F64,
-            Self::Bf16(_) => FloatType::Bf16,
-            Self::F16(_) => FloatType::F16,
-        }
+    pub fn float_type(&self) -> FloatType {
+        each!(Self, self, values => type_of(values))
     }
 
     /// Number of values.
@@ -317,6 +311,10 @@ impl FloatSlice<'_> {
             _ => false,
         }
     }
+}
+
+const fn type_of<T: Float>(_: &[T]) -> FloatType {
+    T::FLOAT_TYPE
 }
 
 /// Adds up in the type of sums, and rounds once.
