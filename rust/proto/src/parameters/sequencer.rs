@@ -450,7 +450,12 @@ impl Sequencer {
                 let is_member = leader.check_member(worker, *incarnation, now);
                 is_member.map(|()| (Some(leader.leave(worker, *incarnation)), None))
             }
-            Ask::Stage { .. } | Ask::Pull { .. } => return,
+            Ask::Stage { id, .. } => {
+                // A worker sends nothing else while a long gradient leaves.
+                let _ = leader.check_member(worker, id.incarnation, now);
+                return;
+            }
+            Ask::Pull { .. } => return,
         };
         let to_worker = |reply| Output::Worker(worker, reply);
         match replies {

@@ -2,8 +2,10 @@ use std::time::Duration;
 
 use super::*;
 use crate::parameters::identity::Point;
+use crate::parameters::message::Piece;
 use crate::parameters::optimizer::Hyper;
 use crate::parameters::rules::{Late, Overflow};
+use crate::parameters::shard::Payload;
 
 const EVERY: Version = 4;
 
@@ -390,6 +392,37 @@ fn after_all_processes_have_started_anew_workers_go_as_they_do_at_first() {
         let mut sequencer = leading(two(staleness), 7, now);
         assert!(goes(&say(&mut sequencer, 1, join(Some(SURVIVOR)), now)));
     }
+}
+
+#[test]
+fn a_worker_that_sends_the_pieces_of_a_gradient_is_not_lost() {
+    let now = Instant::now();
+    let mut sequencer = leading(two(None), 1, now);
+    say(&mut sequencer, 0, join(None), now);
+    let incarnation = Incarnation(2, 1);
+    let is_member = |sequencer: &mut Sequencer, at| {
+        let replies = say(sequencer, 0, Ask::Alive(incarnation), at);
+        !replies.iter().any(|it| matches!(it, Reply::NotMember(..)))
+    };
+    let stage = Ask::Stage {
+        id: PushId {
+            worker: 0,
+            incarnation,
+            number: 1,
+        },
+        base: 1,
+        piece: Piece { index: 0, count: 9 },
+        payload: Payload::Gradients(vec![]).into(),
+    };
+    let mut at = now;
+    for _ in 0..3 {
+        at += timing().silence - SECOND;
+        say(&mut sequencer, 0, stage.clone(), at);
+    }
+    assert!(is_member(&mut sequencer, at));
+    at += timing().silence;
+    sequencer.step(at);
+    assert!(!is_member(&mut sequencer, at));
 }
 
 /// Origin and version of the new term, for servers with these snapshots and versions in memory.
