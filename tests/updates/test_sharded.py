@@ -153,10 +153,16 @@ def compiled(comm: Any, rule: updates.Rule, text: str = "Adam(0.01)") -> tuple[A
     return strategy, model
 
 
-def by_fit(comm: Any, rule: updates.Rule, text: str) -> dict[str, Any]:
+def by_fit(comm: Any, rule: updates.Rule, text: str, swaps: bool = False) -> dict[str, Any]:
+    import keras
+
     _, model = compiled(comm, rule, text)
-    logs = model.fit(dataset(), epochs=2, verbose=0).history
-    return {**state_of(model, model.optimizer), "logs": logs}
+    swap = keras.callbacks.SwapEMAWeights
+    for callbacks in [[swap(swap_on_epoch=True)], [swap()]] if swaps else [[]]:
+        history = model.fit(
+            dataset(), epochs=2, verbose=0, callbacks=callbacks, validation_data=dataset()
+        )
+    return {**state_of(model, model.optimizer), "logs": history.history}
 
 
 def both(run: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -181,7 +187,7 @@ def compared(comm: Any) -> dict[str, Callable[[], Any]]:
         "eager": lambda: both(by_loop, comm, "Adam(0.01)", eager=True),
         "few rows": lambda: both(by_loop, comm, "Adam(0.01)", rows=20),
         "fit": lambda: both(by_fit, comm, "Adam(0.01)"),
-        "fit, averages": lambda: both(by_fit, comm, SAME_BITS["averages"]),
+        "fit, averages": lambda: both(by_fit, comm, SAME_BITS["averages"], swaps=True),
         "outside": lambda: both(made_outside, comm),
         "halves": lambda: both(by_halves, comm),
         "sums": sums,

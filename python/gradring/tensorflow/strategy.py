@@ -587,6 +587,9 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     ) -> Any:
         """See `tf.distribute.StrategyExtended.update`; refuses unreduced gradients."""
         unreduced.note_update(self._container_strategy(), var, args)
+        if hasattr(var, "make_whole"):
+            # A state under `Sharded` is no variable of `tf.distribute`.
+            return fn(var, *compat.select_replica(0, args), **(kwargs or {}))
         return super().update(var, fn, args, kwargs, group)
 
     def _get_variable_creator_initial_value(
