@@ -49,7 +49,8 @@ def fit(directory: str) -> Any:
         ).history
         scores = model.evaluate(dataset(), verbose=0, return_dict=True)
         predicted = model.predict(dataset(), verbose=0)
-        loaded = keras.models.load_model(os.path.join(directory, "rank-0.keras"), compile=False)
+        with strategy.scope():
+            loaded = keras.models.load_model(os.path.join(directory, "rank-0.keras"), compile=False)
         return {
             "history": history,
             "weights": state_of(model, model.optimizer)["weights"],
@@ -57,6 +58,8 @@ def fit(directory: str) -> Any:
             # Replicas' parts of a batch come in another order; the set is the same.
             "predicted": np.sort(predicted, axis=0),
             "direct": np.sort(np.asarray(model(x)), axis=0),
+            "predicted uncompiled": np.sort(loaded.predict(dataset(), verbose=0), axis=0),
+            "direct uncompiled": np.sort(np.asarray(loaded(x)), axis=0),
             "loaded": [np.asarray(weight) for weight in loaded.get_weights()],
             "files": sorted(os.listdir(directory)),
         }
@@ -132,7 +135,9 @@ def test_fit_trains_workers_as_one_process(alone: Any, world_size: int, tmp_path
         assert first["history"][name] == pytest.approx(values, abs=1e-5), name
     for name, value in alone["scores"].items():
         assert first["scores"][name] == pytest.approx(value, abs=1e-5), name
-    np.testing.assert_allclose(first["predicted"], first["direct"], atol=1e-6)
+    for model in ("", " uncompiled"):
+        predicted, direct = (first[part + model] for part in ("predicted", "direct"))
+        np.testing.assert_allclose(predicted, direct, atol=1e-6)
 
 
 @needs_fit

@@ -163,7 +163,9 @@ def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **
 
     The models may differ between synchronisations of some update rules.
     """
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    # `predict` needs no compiled model, and others have no attribute.
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     needs_state = not updates_of(model.distribute_strategy).holds_parts
     # `SwapEMAWeights` takes the averages from the state.
     if needs_state or getattr(optimizer, "use_ema", False):
