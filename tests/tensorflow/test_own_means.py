@@ -32,6 +32,8 @@ def losses() -> dict[str, Any]:
         "a sum divided by the samples": lambda y, p: (
             tf.reduce_sum(squares(y, p)) / tf.cast(tf.shape(y)[0], tf.float32)
         ),
+        "a mean of a layer with factors": lambda y, p: tf.reduce_mean(tf.square(y - 2 * p)),
+        "a mean with another axis": lambda y, p: tf.reduce_mean(tf.square(y - p)[..., None]),
         "a mean divided by the replicas": lambda y, p: tf.reduce_mean(squares(y, p)) / count(),
         "a mean divided in a function": tf.function(
             lambda y, p: tf.reduce_mean(squares(y, p)) / count()
@@ -44,7 +46,10 @@ def losses() -> dict[str, Any]:
     }
 
 
-WRONG = ("a mean", "a mean and a penalty", "a sum divided by the samples")
+WRONG = (
+    *("a mean", "a mean and a penalty", "a sum divided by the samples"),
+    *("a mean of a layer with factors", "a mean with another axis", "one gradient divided"),
+)
 
 
 def train() -> list[tuple[str, list[str]]]:
@@ -97,6 +102,8 @@ def train() -> list[tuple[str, list[str]]]:
             fit(kind, strategy, loss_of)
         mean = losses()["a mean"]
         fit("gradients divided", strategy, mean, changed=staticmethod(halved))
+        first = staticmethod(lambda gradients: [*halved(gradients[:1]), *gradients[1:]])
+        fit("one gradient divided", strategy, mean, changed=first)
         local = CustomCollectiveStrategy(communicator=comm, update=updates.LocalSGD(2))
         fit("an update of each rank's own", local, mean)
     return found

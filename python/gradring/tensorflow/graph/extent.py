@@ -100,6 +100,8 @@ _KEEPS_DIMENSIONS = frozenset(
 )
 _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
 _PRODUCTS = ("Mul", "MulNoNan", *_QUOTIENTS)
+#: Operations by which a factor of an input is one of the result.
+_SCALED = _LINEAR.union(_PRODUCTS, ("Maximum", "Minimum"))
 
 _INDEPENDENT = Extent()
 _MEAN = Extent(is_mean=True)
@@ -193,13 +195,31 @@ def reads(tensor: Any, handles: Sequence[Any]) -> bool:
 
 
 def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
-    """Returns the constant factors and divisors in a tensor's graph, or in its last operation."""
-    ops = [tensor.op] if last else _ancestors([tensor])
-    graphs = [graph for op in ops if op.type in CALLS for graph in compat.called_graphs(op)]
-    ops += [op for graph in graphs for op in graph.get_operations()]
+    """Returns the constant factors and divisors of a tensor, or those in its last operation.
+
+    Factors inside of other than linear functions are left out, such as those of a model's layers.
+    """
+    ops = [tensor.op] if last else _linear_ops([tensor])
     taken = [each for op in ops if op.type in _PRODUCTS for each in op.inputs]
     values = map(tf.get_static_value, taken)
     return [float(value) for value in values if value is not None and np.size(value) == 1]
+
+
+def _linear_ops(tensors: Sequence[tf.Tensor]) -> Iterator[tf.Operation]:
+    """Yields the linear operations from which tensors come, also in called functions."""
+    ahead, seen = [each.op for each in tensors], set[tf.Operation]()
+    while ahead:
+        op = ahead.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type in CALLS:
+            for graph in compat.called_graphs(op):
+                yield from _linear_ops(graph.outputs)
+        elif op.type not in _SCALED:
+            continue
+        yield op
+        ahead += [each.op for each in op.inputs]
 
 
 def _key(tensor: tf.Tensor) -> _Key:
@@ -526,9 +546,18 @@ def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     ends = op.get_attr("end_mask") & 1 or tf.get_static_value(op.inputs[2]) is None
     takes_all = (op.get_attr("begin_mask") & 1 or first == 0) and ends
     is_new = op.get_attr("new_axis_mask") & 1
-    if not value.has_rows:
+    if not value.has_rows or _begins_with_ellipsis(op, begin.size):
         return value
     return value if takes_all and not is_new else _UNKNOWN
+
+
+def _begins_with_ellipsis(op: tf.Operation, count: int) -> bool:
+    """Returns whether the first of so many indices of a slice takes all of the first dimension."""
+    rank = op.inputs[0].shape.rank
+    if rank is None or not op.get_attr("ellipsis_mask") & 1:
+        return False
+    others = count - 1 - bin(op.get_attr("new_axis_mask")).count("1")
+    return bool(rank > others)
 
 
 def _gather(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:

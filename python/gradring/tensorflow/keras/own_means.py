@@ -79,7 +79,7 @@ def check(optimizer: Any, gradients: Iterable[Any], variables: Iterable[Any]) ->
     if any(step.reductions.cover(variable) for variable in variables):
         return
     dense = [each for each in gradients if isinstance(each, tf.Tensor)]
-    if any(_are_of_replicas(factors_of(each, last=True)) for each in dense):
+    if dense and all(_are_of_replicas(factors_of(each, last=True)) for each in dense):
         return
     if communicator.rank == 0:
         _log.warning(
