@@ -141,6 +141,7 @@ def test_the_variables_that_travel_are_in_the_help_and_on_the_page() -> None:
         ("-np 2", "there is no command"),
         ("-np 2 -m", "there is no command"),
         ("true", "the number of ranks is missing; give -np N"),
+        ("true -np 2", "-np is behind the command"),
         # Where the ranks run.
         ("-np 2 --hosts a:1 true", "-np 2 is more than the 1 rank of --hosts"),
         ("--hosts a:x true", "'a:x' has 'x' ranks"),

@@ -10,6 +10,7 @@ import pytest
 
 from gradring.records import trainings
 from gradring.records.trainings import SKETCH, Facts, State, Step, Training, sketch
+from gradring.tools.cli.arguments import PAGES
 from gradring.tools.verify.comparison import compare
 from gradring.tools.verify.verdict import verdict
 from gradring_start import chance
@@ -137,7 +138,7 @@ def test_datasets_that_the_program_divides_are_named() -> None:
     is_equal, text = text_of(one, other, other)
     assert is_equal is False
     assert "likely cause: the program divides its data by Dataset.shard(2, ...)" in text
-    assert text.endswith("divide the batch size by 2 too\ndocs/verify.md says more"), text
+    assert text.endswith(f"divide the batch size by 2 too\n{PAGES}/verify.md says more"), text
 
 
 def test_variables_without_a_gradient_are_not_compared() -> None:

@@ -41,8 +41,9 @@ class Plain(Policy):
             return 0, None
         return 0, (
             f"no rank joined a group, so each of the {len(ranks)} processes ran alone, unless they "
-            "met without gradring, as by a MultiWorkerMirroredStrategy; call gradring.init(), or "
-            "make a gradring.tensorflow.CustomCollectiveStrategy, in the program"
+            "met without gradring, as by a MultiWorkerMirroredStrategy; run a program for one "
+            "machine by gradring run --with-strategy, or make a CustomCollectiveStrategy in it, or "
+            "call gradring.init()"
         )
 
     def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:

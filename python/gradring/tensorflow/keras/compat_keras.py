@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.errors import ConfigError
+from gradring.gradients.names import name_of
 from gradring.tensorflow.data import absent_parts
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import compat, own_draws, replica_step
@@ -353,6 +354,10 @@ def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) ->
     """Warns at an optimizer's first step if its variables begin differently on the ranks.
 
     Variables made outside of any scope have not received the chief's initial values.
+
+    Raises:
+        gradring.errors.ConfigError: The optimizer was made outside, too, so `tf.distribute` could
+            not update the variables.
     """
     if getattr(optimizer, "_gradring_began", False):
         return
@@ -362,6 +367,14 @@ def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) ->
     if communicator is None or not strategy.extended._has_one_replica:
         return
     if variables and strategy_of(variables) is None:
+        own = names.DISTRIBUTION_STRATEGY.of(optimizer, strategy)
+        if own is not strategy and not is_given(strategy):
+            raise ConfigError(
+                f"{optimizer.name}.apply on rank {communicator.rank} of {communicator.host}: the "
+                f"optimizer and its variables, such as {name_of(variables[0])}, were made outside "
+                "of the strategy's scope; make the model and the optimizer inside of "
+                "`with strategy.scope():`"
+            )
         warn_of_unlike_beginnings(variables, communicator)
 
 

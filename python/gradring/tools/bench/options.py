@@ -16,6 +16,7 @@ from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 from gradring.machine import resources
 from gradring.tools.bench import systems, values
+from gradring.tools.cli.arguments import PAGES
 
 DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
 TLS = "tls"
@@ -107,7 +108,7 @@ class Options:
         if TLS in self.transports and Settings.from_environ().tls is None:
             raise ConfigError(
                 f"the transport {TLS} needs certificates for 127.0.0.1: set "
-                f"{', '.join(TLS_VARIABLES)} (docs/clusters.md shows how to make them)"
+                f"{', '.join(TLS_VARIABLES)} ({PAGES}/clusters.md shows how to make them)"
             )
         for transport in self.transports:
             Communicator(0, 1, transport=native(transport), algorithm=self.algorithm).close()

@@ -20,7 +20,8 @@ from gradring.errors import ConfigError
 from gradring.machine.streams import print_error
 
 T = TypeVar("T")
-DOCUMENTATION = "https://github.com/gradring/gradring/blob/main/docs/command-line.md"
+PAGES = "https://github.com/gradring/gradring/blob/main/docs"
+DOCUMENTATION = f"{PAGES}/command-line.md"
 #: Errors of an output without a reader or on a full disk, which `main` handles for all commands.
 OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC)
 #: Prints a line and flushes it.

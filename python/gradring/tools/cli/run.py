@@ -187,6 +187,8 @@ def run(arguments: argparse.Namespace) -> int:
     room = sum(host.slots for host in hosts)
     world_size = arguments.world_size or room
     if not world_size:
+        if {"-n", "-np"}.intersection(command):
+            return _misused("-np is behind the command; type: gradring run -np 2 train.py")
         return _misused("the number of ranks is missing; give -np N, --hosts or --hostfile")
     if room and world_size > room and arguments.host_script is None:
         source = "--hosts" if arguments.hosts else "--hostfile"

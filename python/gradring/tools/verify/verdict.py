@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gradring.config.words import counted, listed
 from gradring.records.trainings import Training
+from gradring.tools.cli.arguments import PAGES
 from gradring.tools.verify.comparison import (
     Comparison,
     Difference,
@@ -14,7 +15,7 @@ from gradring.tools.verify.comparison import (
     tolerance,
 )
 
-PAGE = "docs/verify.md says more"
+PAGE = f"{PAGES}/verify.md says more"
 #: Relative error up to which a factor counts as a given number.
 _NEAR = 0.03
 #: Layer whose training depends on the samples of a rank, unless it is synchronized.
