@@ -181,6 +181,13 @@ def _all_ancestors(tensors: Sequence[tf.Tensor], seen: set[_Key]) -> Iterator[tf
             yield from _all_ancestors([outer], seen)
 
 
+def comes_from(tensor: Any, kind: str) -> bool:
+    """Returns whether an operation whose type begins with `kind` is among a tensor's ancestors."""
+    return is_in_graph(tensor) and any(
+        op.type.startswith(kind) for op in _all_ancestors([tensor], set())
+    )
+
+
 def reads(tensor: Any, handles: Sequence[Any]) -> bool:
     """Returns whether the tensor's own graph reads a variable with one of these handles for it."""
     if not is_in_graph(tensor):

@@ -34,12 +34,14 @@ from gradring.tensorflow.graph.adoption import (
 )
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.cross_device_ops import current_variables
+from gradring.tensorflow.graph.extent import extent_of
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import (
     empty_batches,
     fit_callbacks,
     given,
     gradient_norm,
+    inseparable_losses,
     keras_loops,
     loop_arguments,
     own_means,
@@ -127,6 +129,7 @@ def _replacements() -> Iterator[Replacement]:
         names.MOMENTS: synchronised_moments.moments_of_layer,
         names.UPDATE_MEAN: sample_shares.update_mean,
         names.SCALE_LOSS: _scale_loss,
+        names.UNSCALE_LOSS: _unscale_loss,
         names.REDUCE_WEIGHTED: _reduce_weighted_values,
         names.REDUCE_VALUES: _reduce_values,
         names.ADDITIONAL_LOSS: _additional_loss,
@@ -492,6 +495,14 @@ def _scale_loss(original: Callable[..., Any], value: Any) -> Any:
     return scaled
 
 
+def _unscale_loss(original: Callable[..., Any], value: Any) -> Any:
+    """Multiplies a logged loss by the number of replicas, unless Keras has not divided it.
+
+    Keras divides no losses of single samples, which reduction "none" returns.
+    """
+    return value if tf.is_tensor(value) and value.shape.rank else original(value)
+
+
 def _reduce_weighted_values(
     original: Callable[..., Any],
     values: Any,
@@ -517,6 +528,7 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
         return original(values, *args, **kwargs)
     if reduction == "sum":
         return sample_shares.weighed_sum(original(values, *args, **kwargs))
+    inseparable_losses.check([values])
     with sample_shares.divided(values, weights, replica_step.current().mask, reduction):
         reduced = original(values, *args, **kwargs)
         if values.shape.rank != 0:
@@ -527,9 +539,15 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
 
 
 def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
-    """Divides a Keras loss passed to `add_loss` only once; Keras itself divides it twice."""
+    """Divides a Keras loss passed to `add_loss` only once; Keras itself divides it twice.
+
+    A sum over samples is not divided: the sums of all ranks add up.
+    """
     if getattr(loss, "_gradring_is_scaled", False):
         return names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
+    with falls_back("the sum over ranks of a sum in add_loss", "it is averaged as a mean is"):
+        if extent_of(loss, replica_step.current().batch).is_sum and not loss.shape.rank:
+            return sample_shares.weighed_sum(names.PLAIN_ADDITIONAL_LOSS.there()(model, loss))
     return original(model, loss)
 
 

@@ -40,6 +40,7 @@ from gradring.tensorflow.graph.extent import CALLS, Extent, extent_of, is_in_gra
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.graph.replica_step import Share, current, id_of
+from gradring.tensorflow.keras.inseparable_losses import problem_of
 from gradring.tensorflow.replicas import contents
 from gradring.tensorflow.rules.updates import trained_by
 from gradring.tensorflow.seams import keras_names
@@ -442,21 +443,8 @@ def _warn_unless_mean(loss: Any, extent: Extent) -> None:
 
     The ranks' parts of such a loss do not add up to the loss of one process.
     """
-    if extent.is_mixed:
-        what = "adds a sum over samples to what is no sum, such as a mean or a penalty of weights"
-    elif extent.is_weighted:
-        what = "is divided by a sum over data, such as a mask, which differs between the ranks"
-    elif extent.is_by_number:
-        what = (
-            "is a sum, divided by a number that equals the samples of a rank, as `x.shape[0]` does"
-        )
-    elif extent.is_curved:
-        what = "is no linear function of a mean over samples, as a root or a product of means"
-    elif is_in_graph(loss) and (extent.is_paired or extent.degree is None):
-        what = "is, as far as its graph tells, neither a mean nor a sum over samples, as of pairs"
-    else:
-        return
-    if _strategy.communicator.rank == 0:
+    what = problem_of(loss, extent)
+    if what is not None and _strategy.communicator.rank == 0:
         _warn_once(
             what,
             "a loss %s; it is taken for a mean, so its gradients may differ from those of one "

@@ -21,6 +21,7 @@ from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
 from gradring.tensorflow.graph.extent import Extent, extent_of, factors_of
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current
+from gradring.tensorflow.keras import inseparable_losses
 from gradring.tensorflow.rules.updates import updates_of
 
 _log = logging.getLogger("gradring")
@@ -45,6 +46,8 @@ def _note(losses: Iterable[Any]) -> None:
     step = current()
     if not step.batch or step.keras_losses:
         return
+    losses = list(losses)
+    inseparable_losses.check(losses)
     step.own_means.extend(loss for loss in losses if _is_undivided_mean(loss, step.batch))
 
 

@@ -115,6 +115,13 @@ SCALE_LOSS = Seam(
     "value",
     since="3.8",
 )
+UNSCALE_LOSS = Seam(
+    _LOSS,
+    "unscale_loss_for_distribution",
+    "logs a loss without a reduction as it is",
+    "value",
+    since="3.8",
+)
 REDUCE_WEIGHTED = Seam(
     _LOSS,
     "reduce_weighted_values",

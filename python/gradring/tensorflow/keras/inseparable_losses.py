@@ -1,0 +1,79 @@
+"""Losses of a batch that the losses of its parts do not give, such as those of pairs of samples.
+
+Each rank computes the loss of its own samples. The mean of these losses is that of one process only
+if the loss is a mean or a sum over samples. The step's graph tells other losses (`graph.extent`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
+from gradring.tensorflow.graph.extent import Extent, comes_from, extent_of, is_in_graph
+from gradring.tensorflow.graph.fallback import falls_back
+from gradring.tensorflow.graph.replica_step import current
+from gradring.tensorflow.rules.updates import updates_of
+
+_log = logging.getLogger("gradring")
+
+_OF_PAIRS = "as far as its graph tells, neither a mean nor a sum over samples, as of pairs"
+
+_warned: set[str] = set()
+
+
+def problem_of(loss: Any, extent: Extent) -> str | None:
+    """Returns what a loss does that is neither a mean nor a sum over samples; None otherwise.
+
+    Args:
+        loss: A loss of the program.
+        extent: Its dependence on the samples.
+    """
+    if extent.is_mixed:
+        return "adds a sum over samples to what is no sum, such as a mean or a penalty of weights"
+    if extent.is_weighted:
+        return "is divided by a sum over data, such as a mask, which differs between the ranks"
+    if extent.is_by_number:
+        return (
+            "is a sum, divided by a number that equals the samples of a rank, as `x.shape[0]` does"
+        )
+    if extent.is_curved:
+        return "is no linear function of a mean over samples, as a root or a product of means"
+    if is_in_graph(loss) and (extent.is_paired or extent.degree is None):
+        return f"is, {_OF_PAIRS}"
+    return None
+
+
+@falls_back("the look for losses that parts of a batch cannot give", "nothing is said of them")
+def check(losses: Sequence[Any]) -> None:
+    """Warns on rank 0, once for each kind, of losses in a strategy's scope that parts cannot give.
+
+    Programs of a scope know the replicas. So a sum that is divided by a number, a sum beside other
+    terms, and what comes from a collective may be right. An unknown loss may be, too.
+    """
+    step, strategy = current(), tf.distribute.get_strategy()
+    communicator = communicator_of(strategy)
+    if communicator is None or communicator.rank or is_given(strategy) or not step.batch:
+        return
+    if replicas_of(strategy) == 1 or updates_of(strategy).are_local:
+        return
+    for loss in losses:
+        extent = extent_of(loss, step.batch)
+        # Losses of single samples may have passed layers that know the batch.
+        is_whole = not loss.shape.rank and not extent.is_mixed
+        if not (extent.is_paired or (is_whole and (extent.is_weighted or extent.is_curved))):
+            continue
+        problem = problem_of(loss, extent)
+        if problem is None or problem in _warned or comes_from(loss, "Gradring"):
+            continue
+        _warned.add(problem)
+        _log.warning(
+            "a loss %s; each of %d replicas computes it of its own samples, so the training "
+            "differs from that of one process; gather what it needs of all samples by "
+            "gradring.tensorflow.all_gather. `gradring verify` shows how much",
+            problem,
+            replicas_of(strategy),
+        )

@@ -1,0 +1,130 @@
+"""Losses that a program of a strategy's scope computes: trained as in one process, or named."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradring.testing import run_ranks
+from support.keras_models import needs_fit
+from support.tf_worker import join
+
+SAMPLES, BATCH, COLUMNS = 44, 8, 4
+#: What is said of a loss that the ranks' parts of a batch do not give, by the loss.
+NAMED = {"pairs": "as of pairs", "root": "no linear function", "own step": "as of pairs"}
+EQUAL = ("squares", "none", "sum of a layer", "own sum", "gathered pairs")
+
+
+def losses() -> dict[str, Any]:
+    import keras
+    import tensorflow as tf
+    from keras import ops
+
+    from gradring.tensorflow import all_gather
+
+    def similarities(y: Any, p: Any, all_y: Any) -> Any:
+        logits = ops.matmul(p, ops.transpose(all_y))
+        return ops.mean(ops.square(logits), axis=1)
+
+    def gathered(y: Any, p: Any) -> Any:
+        return similarities(y, p, all_gather(tf.convert_to_tensor(y)))
+
+    squares = keras.losses.MeanSquaredError
+    return {
+        "squares": squares(),
+        "none": squares(reduction="none"),
+        "sum of a layer": squares(),
+        "own sum": squares(reduction="sum"),
+        "pairs": lambda y, p: similarities(y, p, y),
+        "gathered pairs": gathered,
+        "root": lambda y, p: ops.sqrt(ops.mean(ops.square(y - p))),
+        "own step": None,
+    }
+
+
+def trained() -> dict[str, Any]:
+    """For each loss, weights, logs of two epochs, and what gradring says."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradring").addHandler(handler)
+
+    class Penalty(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            self.add_loss(1e-2 * keras.ops.sum(keras.ops.square(x)))
+            return x
+
+    class Own(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                p = self(x, training=True)
+                loss = tf.reduce_mean(tf.square(tf.matmul(p, y, transpose_b=True)))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    from gradring.tensorflow.keras import inseparable_losses
+
+    numbers = np.random.default_rng(0)
+    x = numbers.normal(size=(SAMPLES, COLUMNS)).astype("float32")
+    found = {}
+    with join() as comm:
+        strategy = CustomCollectiveStrategy(communicator=comm)
+        for name, loss in losses().items():
+            said.clear()
+            # Each kind is named once in a process.
+            inseparable_losses._warned.clear()
+            keras.utils.set_random_seed(0)
+            # All in one order, which depends on the number of iterators that are made.
+            data = tf.data.Dataset.from_tensor_slices((x, x)).shuffle(SAMPLES, seed=3).batch(BATCH)
+            with strategy.scope():
+                inputs = keras.Input((COLUMNS,))
+                hidden = keras.layers.Dense(3)(inputs)
+                if name == "sum of a layer":
+                    hidden = Penalty()(hidden)
+                kind = Own if name == "own step" else keras.Model
+                model = kind(inputs, keras.layers.Dense(COLUMNS)(hidden))
+                model.compile(keras.optimizers.SGD(1e-3), loss)
+            logs = model.fit(data, epochs=2, verbose=0).history["loss"]
+            weights = [np.asarray(weight) for weight in model.get_weights()]
+            found[name] = {"weights": weights, "logs": logs, "said": [*said]}
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[Any, Any, Any]:
+    (alone,) = run_ranks(trained, 1, timeout=300)
+    first, second = run_ranks(trained, 2, timeout=300)
+    return alone, first, second
+
+
+@needs_fit
+@pytest.mark.parametrize("loss", EQUAL)
+def test_weights_and_logs_are_those_of_one_process(found: Any, loss: str) -> None:
+    alone, *ranks = (each[loss] for each in found)
+    for rank in ranks:
+        np.testing.assert_allclose(rank["logs"], alone["logs"], rtol=2e-6)
+        for one, other in zip(rank["weights"], alone["weights"], strict=True):
+            np.testing.assert_allclose(one, other, atol=2e-6)
+        assert rank["said"] == []
+
+
+@needs_fit
+@pytest.mark.parametrize("loss", NAMED)
+def test_losses_of_whole_batches_are_named_by_rank_0(found: Any, loss: str) -> None:
+    alone, first, second = (each[loss]["said"] for each in found)
+    named = [line for line in first if "a loss" in line]
+    assert len(named) == 1
+    assert NAMED[loss] in named[0]
+    assert "2 replicas" in named[0]
+    assert not alone
+    assert not second
