@@ -8,9 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from gradring.config.words import PAGES
 from gradring.records import trainings
 from gradring.records.trainings import SKETCH, Facts, State, Step, Training, sketch
-from gradring.tools.cli.arguments import PAGES
 from gradring.tools.verify.comparison import compare
 from gradring.tools.verify.verdict import verdict
 from gradring_start import chance

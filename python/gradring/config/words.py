@@ -1,4 +1,4 @@
-"""Words of sentences: singular and plural, and suggestions for unknown names."""
+"""Words of messages: singular and plural, suggestions for unknown names, and the pages' address."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable
 #: Similarity that a suggestion needs on a command line, where the user sees at once whether it
 #: fits.
 ALIKE = 0.6
+#: Address of the pages for users.
+PAGES = "https://github.com/gradring/gradring/blob/main/docs"
 
 
 def agreed(number: int, one: str, several: str) -> str:

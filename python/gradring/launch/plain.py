@@ -41,9 +41,8 @@ class Plain(Policy):
             return 0, None
         return 0, (
             f"no rank joined a group, so each of the {len(ranks)} processes ran alone, unless they "
-            "met without gradring, as by a MultiWorkerMirroredStrategy; run a program for one "
-            "machine by gradring run --with-strategy, or make a CustomCollectiveStrategy in it, or "
-            "call gradring.init()"
+            "met without gradring, as by a MultiWorkerMirroredStrategy; add --with-strategy, or "
+            "use gradring.init() or a CustomCollectiveStrategy in the program"
         )
 
     def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:

@@ -51,8 +51,8 @@ def problem_of(loss: Any, extent: Extent) -> str | None:
 def check(losses: Sequence[Any]) -> None:
     """Warns on rank 0, once for each kind, of losses in a strategy's scope that parts cannot give.
 
-    Programs of a scope know the replicas. So a sum that is divided by a number, a sum beside other
-    terms, and what comes from a collective may be right. An unknown loss may be, too.
+    Programs of a scope know the replicas. So a sum that is divided by a number, or stands beside
+    other terms, may be right. The same goes for results of collectives, and for unknown losses.
     """
     step, strategy = current(), tf.distribute.get_strategy()
     communicator = communicator_of(strategy)

@@ -11,12 +11,12 @@ from typing import cast
 from gradring import _native, build_info
 from gradring.config.settings import READ
 from gradring.config.values import TLS_VARIABLES, Settings, Transport
+from gradring.config.words import PAGES
 from gradring.errors import ConfigError
 from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
 from gradring.machine import resources
 from gradring.tools.bench import systems, values
-from gradring.tools.cli.arguments import PAGES
 
 DEFAULT_SIZES = "4,4KiB,64KiB,1MiB,16MiB,100MiB"
 TLS = "tls"

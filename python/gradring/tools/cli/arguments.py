@@ -15,12 +15,11 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 from gradring.config.parse import MAX_DIGITS, is_digits, is_numeral, shown
-from gradring.config.words import ALIKE, did_you_mean, meant
+from gradring.config.words import ALIKE, PAGES, did_you_mean, meant
 from gradring.errors import ConfigError
 from gradring.machine.streams import print_error
 
 T = TypeVar("T")
-PAGES = "https://github.com/gradring/gradring/blob/main/docs"
 DOCUMENTATION = f"{PAGES}/command-line.md"
 #: Errors of an output without a reader or on a full disk, which `main` handles for all commands.
 OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gradring.config.words import counted, listed
+from gradring.config.words import PAGES, counted, listed
 from gradring.records.trainings import Training
-from gradring.tools.cli.arguments import PAGES
 from gradring.tools.verify.comparison import (
     Comparison,
     Difference,
