@@ -15,7 +15,7 @@ from support.tf_worker import join
 SAMPLES, BATCH, COLUMNS = 44, 8, 4
 #: What is said of a loss that the ranks' parts of a batch do not give, by the loss.
 NAMED = {"pairs": "as of pairs", "root": "no linear function", "own step": "as of pairs"}
-EQUAL = ("squares", "none", "sum of a layer", "own sum", "gathered pairs")
+EQUAL = ("squares", "none", "sum of a layer", "rows of a layer", "own sum", "gathered pairs")
 
 
 def losses() -> dict[str, Any]:
@@ -37,6 +37,7 @@ def losses() -> dict[str, Any]:
         "squares": squares(),
         "none": squares(reduction="none"),
         "sum of a layer": squares(),
+        "rows of a layer": squares(),
         "own sum": squares(reduction="sum"),
         "pairs": lambda y, p: similarities(y, p, y),
         "gathered pairs": gathered,
@@ -59,7 +60,8 @@ def trained() -> dict[str, Any]:
 
     class Penalty(keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
-            self.add_loss(1e-2 * keras.ops.sum(keras.ops.square(x)))
+            rows = 1e-2 * keras.ops.sum(keras.ops.square(x), axis=1)
+            self.add_loss(rows if self.name == "rows" else keras.ops.sum(rows))
             return x
 
     class Own(keras.Model):  # type: ignore[misc]
@@ -89,8 +91,8 @@ def trained() -> dict[str, Any]:
             with strategy.scope():
                 inputs = keras.Input((COLUMNS,))
                 hidden = keras.layers.Dense(3)(inputs)
-                if name == "sum of a layer":
-                    hidden = Penalty()(hidden)
+                if name.endswith("of a layer"):
+                    hidden = Penalty(name=name.partition(" ")[0])(hidden)
                 kind = Own if name == "own step" else keras.Model
                 model = kind(inputs, keras.layers.Dense(COLUMNS)(hidden))
                 model.compile(keras.optimizers.SGD(1e-3), loss)

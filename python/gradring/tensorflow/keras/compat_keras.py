@@ -541,12 +541,13 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
 def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Divides a Keras loss passed to `add_loss` only once; Keras itself divides it twice.
 
-    A sum over samples is not divided: the sums of all ranks add up.
+    A sum over samples is not divided, nor are values of single samples, which Keras adds up: the
+    sums of all ranks add up.
     """
     if getattr(loss, "_gradring_is_scaled", False):
         return names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
     with falls_back("the sum over ranks of a sum in add_loss", "it is averaged as a mean is"):
-        if extent_of(loss, replica_step.current().batch).is_sum and not loss.shape.rank:
+        if extent_of(loss, replica_step.current().batch).is_sum:
             return sample_shares.weighed_sum(names.PLAIN_ADDITIONAL_LOSS.there()(model, loss))
     return original(model, loss)
 
