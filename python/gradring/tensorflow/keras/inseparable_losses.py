@@ -60,7 +60,7 @@ def check(losses: Sequence[Any]) -> None:
         return
     if replicas_of(strategy) == 1 or updates_of(strategy).are_local:
         return
-    for loss in losses:
+    for loss in filter(is_in_graph, losses):
         extent = extent_of(loss, step.batch)
         # Losses of single samples may have passed layers that know the batch.
         is_whole = not loss.shape.rank and not extent.is_mixed
