@@ -22,7 +22,7 @@ from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.together import agreed
 from gradring.tensorflow.graph import apart
-from gradring.tensorflow.graph.adoption import communicator_of, is_given
+from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, raw_variables_of, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
@@ -39,6 +39,8 @@ _SAVE_NOTHING = (
     *("CSVLogger", "EarlyStopping", "History", "LearningRateScheduler", "ProgbarLogger"),
     *("ReduceLROnPlateau", "TerminateOnNaN"),
 )
+#: Callbacks of Keras that stop a training or change its rate by the logs.
+_DECIDE_BY_LOGS = ("EarlyStopping", "ReduceLROnPlateau")
 #: Number of variables that a warning names.
 NAMES_SHOWN = 8
 #: The kinds of differences that `unlike` finds, in its order, each with cause and remedy.
@@ -104,7 +106,7 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
     """Stands in for `CallbackList.on_train_begin`; sends the chief's restored backup to all."""
     keras: Any = sys.modules["keras"]
 
-    def those(kind: type) -> list[Any]:
+    def those(kind: type | tuple[type, ...]) -> list[Any]:
         return [callback for callback in callbacks.callbacks if isinstance(callback, kind)]
 
     fit = _fit.get()
@@ -117,7 +119,24 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
         found = np.array([may_save], np.int64)
         fit.model.distribute_strategy.communicator.all_reduce(found, "max", name="fit: saves")
         fit.saves = bool(found[0])
+    if updates_of(fit.model.distribute_strategy).logs_own_samples:
+        deciding = tuple(getattr(keras.callbacks, name) for name in _DECIDE_BY_LOGS)
+        _warn_of_own_logs(fit.model, those(deciding))
     _restored(fit.model, backups, lambda: original(callbacks, logs))
+
+
+def _warn_of_own_logs(model: Any, deciding: Sequence[Any]) -> None:
+    """Warns on the first worker of callbacks by which each worker decides for itself."""
+    strategy = model.distribute_strategy
+    _, worker = strategy.extended.task
+    if deciding and worker == 0 and replicas_of(strategy) > 1:
+        _log.warning(
+            "fit with update=%s: %s of each worker sees the logs of its own samples, so workers "
+            "may stop after other epochs or train with other rates; use a fixed number of epochs "
+            "and a schedule",
+            strategy.update_rule,
+            " and ".join(sorted({type(callback).__name__ for callback in deciding})),
+        )
 
 
 def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: Any = None) -> None:

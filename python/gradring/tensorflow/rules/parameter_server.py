@@ -49,6 +49,7 @@ class PushedUpdates(Updates):
 
     are_local = True
     replaces_step = True
+    logs_own_samples = True
     #: Each rank has the variables of its own last pull, which differ between ranks.
     ends_equal = False
 

@@ -38,6 +38,8 @@ class Updates:
     ends_equal = True
     #: True if each rank holds a part of the optimizer's state.
     holds_parts = False
+    #: True if the logs of `fit` cover the samples of one rank.
+    logs_own_samples = False
     #: True if a `LossScaleOptimizer` runs plainly, and the rule applies to the optimizer inside.
     applies_inside = False
 
