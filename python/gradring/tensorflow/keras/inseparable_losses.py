@@ -56,7 +56,7 @@ def check(losses: Sequence[Any]) -> None:
     """
     step, strategy = current(), tf.distribute.get_strategy()
     communicator = communicator_of(strategy)
-    if communicator is None or communicator.rank or is_given(strategy) or not step.batch:
+    if communicator is None or is_given(strategy) or not step.batch:
         return
     if replicas_of(strategy) == 1 or updates_of(strategy).are_local:
         return
@@ -70,6 +70,8 @@ def check(losses: Sequence[Any]) -> None:
         if problem is None or problem in _warned or comes_from(loss, "Gradring"):
             continue
         _warned.add(problem)
+        if communicator.rank:
+            continue
         _log.warning(
             "a loss %s; each of %d replicas computes it of its own samples, so the training "
             "differs from that of one process; gather what it needs of all samples by "
