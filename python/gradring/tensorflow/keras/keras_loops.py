@@ -225,10 +225,6 @@ def _example(iterator: Any) -> Any:
     if signature is not None:
         # A batch taken from a generator here would be missing in training.
         return signature
-    spec = _element_spec(iterator)
-    if spec is not None and all(map(_has_known_rows, tf.nest.flatten(spec))):
-        # One more iterator would reshuffle the dataset once more than in one process.
-        return spec
     # In older Keras versions, the epoch iterator has no `__iter__`.
     epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
     for *_, batches in epoch:
@@ -240,12 +236,6 @@ def _example(iterator: Any) -> Any:
         # The model is built for batches with samples, even if this one is empty.
         return empty_batches.with_row(compat.select_replica(0, batch))
     return None
-
-
-def _has_known_rows(spec: Any) -> bool:
-    """Returns whether only the number of samples is unknown of a part of a batch."""
-    is_dense = isinstance(spec, tf.TensorSpec)
-    return is_dense and bool(spec.shape.rank) and spec.shape[1:].is_fully_defined()
 
 
 def _element_spec(iterator: Any) -> Any:
