@@ -1,11 +1,13 @@
-//! Circles of workers: under a synchronous rule, one waits in an update of one model for another,
-//! which waits in an update of another model for the first.
+//! Circles of workers: under a rule that bounds the staleness, one waits in a model for another,
+//! which waits in another model for the first.
 //!
 //! Workers that use their optimizers in one order and have counted the same updates make no circle:
 //! one that has reached a later push has made all earlier ones. A worker that starts again in the
 //! middle of a job may, because it becomes a member of each model at another point of the others'
-//! programs. Servers that were restored may, too. Server 0 finds a circle, and makes one update
-//! without the missing gradients, which count as late ones later. So the workers are in step again.
+//! programs. Servers that were restored may, too, and so do workers of which one has ended its
+//! training earlier and begins the next. Server 0 finds a circle, and lets the workers that wait in
+//! one of its models go on. The awaited ones count there again from their next gradients on, which
+//! may be late.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -32,8 +34,8 @@ pub(super) struct Circles {
 }
 
 impl Circles {
-    /// Returns the model that needs an update without some gradients, and their workers, once
-    /// nothing has changed for `patience`.
+    /// Returns the model that must go on without some workers, and these workers, once nothing has
+    /// changed for `patience`.
     pub(super) fn overdue(
         &mut self,
         models: BTreeMap<usize, ModelWaits>,
@@ -66,11 +68,15 @@ impl Circles {
             }
         }
         self.last = None;
-        found.into_iter().next_back()
+        // A model without weights is one of a later part of the program.
+        let has_weights = |number: &usize| models[number].version > 0;
+        found
+            .into_iter()
+            .max_by_key(|(number, _)| (has_weights(number), *number))
     }
 }
 
-/// Models in whose updates workers of a circle wait for others of it, with the latter.
+/// Models in which workers of a circle wait for others of it, with the latter.
 fn circle(models: &BTreeMap<usize, ModelWaits>) -> BTreeMap<usize, BTreeSet<u32>> {
     let waits = || models.values().map(|it| &it.waits);
     let mut stuck: BTreeSet<u32> = waits().flat_map(|it| &it.waiting).copied().collect();
@@ -137,6 +143,22 @@ mod tests {
         // Worker 3 waits for the circle, which does not wait for it.
         let outside = models(&[(&[0], &[1]), (&[1], &[0]), (&[3], &[0])], 0);
         assert_eq!(circle(&outside).into_keys().collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn a_model_that_has_weights_goes_on_first() {
+        let all: &[(&[u32], &[u32])] = &[(&[0], &[1]), (&[1], &[0])];
+        let now = Instant::now();
+        for (versions, expected) in [([3, 0], 0), ([0, 3], 1), ([3, 3], 1), ([0, 0], 1)] {
+            let mut circles = Circles::default();
+            let mut models = models(all, 0);
+            for (model, version) in models.values_mut().zip(versions) {
+                model.version = version;
+            }
+            assert_eq!(circles.overdue(models.clone(), PATIENCE, now), None);
+            let found = circles.overdue(models, PATIENCE, now + PATIENCE).unwrap();
+            assert_eq!(found.0, expected, "{versions:?}");
+        }
     }
 
     #[test]

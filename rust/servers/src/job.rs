@@ -275,9 +275,10 @@ impl Job {
         };
         let (server, host) = (self.place.server, host_name());
         (self.config.on_warning)(format!(
-            "parameter server {server} on {host} makes an update of optimizer {number} (counted from 0) \
-             without workers {awaited:?}, which wait with another optimizer for those that wait for \
-             them; if no worker or server was lost, let all workers use the optimizers in one order"
+            "parameter server {server} on {host} goes on with optimizer {number} (counted from 0) \
+             without workers {awaited:?} until these push again: they wait with another optimizer \
+             for the other workers. Do all workers train for the same number of steps, and use the \
+             optimizers in one order?"
         ));
         let model = self.models.get_mut(&number);
         model.map_or(Ok(()), |model| model.force(now))

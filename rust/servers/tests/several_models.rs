@@ -295,6 +295,45 @@ fn workers_that_wait_for_each_other_in_two_models_go_on() {
 }
 
 #[test]
+fn a_worker_that_begins_the_next_model_earlier_does_not_hold_up_the_others() {
+    for (staleness, updates) in [(0, 45), (2, 53)] {
+        let addresses = [free_address()];
+        let mut config = config();
+        config.timing.silence = Duration::from_secs(2);
+        let served = serve_as(&config, &addresses, 0, &rules(2, Some(staleness)), None);
+        let (ended, end_of_worker) = std::sync::mpsc::channel();
+        for index in [0, 1] {
+            let (addresses, ended) = (addresses.clone(), ended.clone());
+            std::thread::spawn(move || {
+                let steps = [[40, 3][index], 5];
+                let models = [(0, "first"), (1, "second")].map(|(number, name)| {
+                    let worker = worker(&addresses, index, number, name);
+                    pull(&worker).unwrap();
+                    for _ in 0..steps[number] {
+                        step(&worker, 1.0);
+                    }
+                    worker
+                });
+                for model in models {
+                    model.leave(&mut || false).unwrap();
+                }
+                ended.send(()).unwrap();
+            });
+        }
+        for _ in 0..2 {
+            // The servers begin after 300 s in any case.
+            end_of_worker
+                .recv_timeout(Duration::from_secs(100))
+                .unwrap();
+        }
+        let server = Arc::clone(&served.server);
+        end(vec![served]);
+        let counted = server.stats().unwrap().counted;
+        assert_eq!((counted.updates, counted.counts.applied), (updates, 53));
+    }
+}
+
+#[test]
 fn a_push_of_many_pieces_counts_whole_and_is_closed_by_its_own_handle() {
     const PIECES: usize = 200;
     let addresses = [free_address()];

@@ -32,6 +32,8 @@ struct QueueMember {
     settled: u64,
     /// True if it has been allowed to compute since its last submission.
     computes: bool,
+    /// True if nobody waits for it, from a forced update until its next submission.
+    is_away: bool,
 }
 
 /// Settled pushes of a worker: those that were applied or dropped.
@@ -81,12 +83,12 @@ enum Fate {
     Overflowed,
 }
 
-/// Workers of a synchronous rule between two updates.
+/// Workers that the rule holds back until others have pushed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waits {
-    /// Workers that have pushed a gradient, and wait for the update.
+    /// Workers that cannot go on.
     pub waiting: BTreeSet<u32>,
-    /// Workers whose gradients the update lacks.
+    /// Workers whose gradients are missing.
     pub awaited: BTreeSet<u32>,
 }
 
@@ -173,22 +175,54 @@ impl Queue {
         self.pending.len() >= self.capacity()
     }
 
-    /// Members with a gradient that waits, and members without one; both empty unless the former
-    /// wait for the latter.
+    /// Members that wait, and members without a gradient that hold them up; both empty before there
+    /// are weights, and unless the rule bounds the staleness.
     #[must_use]
     pub fn waits(&self) -> Waits {
         let mut waits = Waits::default();
-        if self.rules.is_synchronous() && self.version > 0 {
-            waits.waiting = self.pending.iter().map(|it| it.id.worker).collect();
-            let others = self.members.keys().copied();
-            waits.awaited = others.filter(|it| !waits.waiting.contains(it)).collect();
+        let Some(staleness) = self.rules.staleness.filter(|_| self.version > 0) else {
+            return waits;
+        };
+        let has_pushed = |worker| self.pending.iter().any(|it| it.id.worker == worker);
+        for (&worker, member) in self.present() {
+            let waits_for_others = if staleness == 0 {
+                has_pushed(worker)
+            } else {
+                !member.computes && !self.may_go(worker)
+            };
+            if waits_for_others {
+                waits.waiting.insert(worker);
+            } else if staleness == 0 || (self.is_slowest(member) && !has_pushed(worker)) {
+                waits.awaited.insert(worker);
+            }
         }
         waits
     }
 
-    /// Makes an update of the gradients that wait, without those that are missing.
+    /// Lets the workers that wait go on without the awaited ones, until each of these pushes again.
+    /// Makes an update of the gradients that wait.
     pub fn force(&mut self) {
+        let waits = self.waits();
+        for worker in waits.awaited.iter().filter(|_| !waits.waiting.is_empty()) {
+            if let Some(member) = self.members.get_mut(worker) {
+                member.is_away = true;
+            }
+        }
         self.is_forced = !self.pending.is_empty();
+    }
+
+    /// Members for which others wait.
+    fn present(&self) -> impl Iterator<Item = (&u32, &QueueMember)> {
+        self.members.iter().filter(|(_, member)| !member.is_away)
+    }
+
+    /// Smallest number of settled pushes of a member for which others wait.
+    fn slowest(&self) -> Option<u64> {
+        self.present().map(|(_, member)| member.settled).min()
+    }
+
+    fn is_slowest(&self, member: &QueueMember) -> bool {
+        self.slowest() == Some(member.settled)
     }
 
     /// Members and their incarnations, ordered by worker.
@@ -252,12 +286,12 @@ impl Queue {
         let latest = acknowledged.number;
         // The worker submits later pushes again.
         self.remove(worker);
-        let slowest = self.members.values().map(|member| member.settled).min();
         let member = QueueMember {
             incarnation,
             latest,
-            settled: slowest.unwrap_or(0),
+            settled: self.slowest().unwrap_or(0),
             computes: false,
+            is_away: false,
         };
         self.members.insert(worker, member);
         self.acknowledged.insert(worker, acknowledged);
@@ -285,11 +319,16 @@ impl Queue {
     /// Queues a member's next gradient. If the queue is full, [`Overflow`] decides.
     pub fn submit(&mut self, pushed: Pending) {
         let worker = pushed.id.worker;
+        let slowest = self.slowest();
         let Some(member) = self.members.get_mut(&worker) else {
             return;
         };
         member.latest = pushed.id.number;
         member.computes = false;
+        if std::mem::take(&mut member.is_away) {
+            // Others must not wait until it has made up for the updates without it.
+            member.settled = member.settled.max(slowest.unwrap_or(0));
+        }
         if pushed.base > self.version || (pushed.base == 0) != (self.version == 0) {
             self.settle(&pushed, Fate::Late);
         } else if !self.is_full() {
@@ -425,12 +464,12 @@ impl Queue {
             return Some(1);
         }
         let nobody_computes = || {
-            let mut members = self.members.iter();
+            let mut members = self.present();
             members.all(|(&worker, member)| !member.computes && !self.may_go(worker))
         };
         let (count, is_due) = if self.rules.is_synchronous() {
             let on_time = self.pending.iter().filter(|it| it.base == self.version);
-            let needed = self.rules.needed(self.members.len());
+            let needed = self.rules.needed(self.present().count());
             (there, on_time.count() >= needed)
         } else {
             (
@@ -457,8 +496,9 @@ impl Queue {
         let Some(staleness) = self.rules.staleness.filter(|&staleness| staleness > 0) else {
             return !self.rules.is_synchronous() || pending == 0;
         };
-        let slowest = self.members.values().map(|member| member.settled).min();
-        member.settled + pending - slowest.unwrap_or(0) <= staleness
+        // One that others do not wait for may be slower than all of them.
+        let slowest = self.slowest().unwrap_or(member.settled);
+        (member.settled + pending).saturating_sub(slowest) <= staleness
     }
 
     /// Lets a member compute if the rule allows it, and returns the number of its last settled

@@ -2,7 +2,7 @@
 //! workers.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -120,22 +120,29 @@ impl Sequencer {
         }
     }
 
-    /// Workers that wait for each other; nobody between terms, and while servers are slow.
+    /// Workers that wait, and those for which they wait; nobody between terms, and while servers are
+    /// slow.
     #[must_use]
     pub fn waits(&self) -> Waits {
-        match &self.phase {
-            TermPhase::Leading(leader)
-                if leader.has_begun && leader.may_append(self.timing.snapshot_every) =>
-            {
-                leader.queue.waits()
-            }
-            _ => Waits::default(),
+        let TermPhase::Leading(leader) = &self.phase else {
+            return Waits::default();
+        };
+        if !leader.has_begun {
+            let waiting: BTreeSet<_> = leader.queue.members().map(|(it, _)| it).collect();
+            let workers = 0..self.rules.workers;
+            let awaited = workers.filter(|it| !waiting.contains(it)).collect();
+            return Waits { waiting, awaited };
         }
+        if leader.may_append(self.timing.snapshot_every) {
+            return leader.queue.waits();
+        }
+        Waits::default()
     }
 
-    /// Makes an update of the gradients that wait, without those of workers that are awaited.
+    /// Lets the workers that wait go on without those that are awaited.
     pub fn force(&mut self, now: Instant) {
         if let TermPhase::Leading(leader) = &mut self.phase {
+            leader.has_begun = true;
             leader.queue.force();
             self.order(now);
         }

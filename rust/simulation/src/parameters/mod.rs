@@ -12,7 +12,7 @@ mod scenario;
 mod training;
 
 /// Situations that must occur among many histories; otherwise the protocol is not tested.
-pub(crate) const EXAMPLES: [&str; 24] = [
+pub(crate) const EXAMPLES: [&str; 25] = [
     "a computation failed after a part of it",
     "a copy was filled from another server",
     "a gradient was not worth pushing",
@@ -32,6 +32,7 @@ pub(crate) const EXAMPLES: [&str; 24] = [
     "cut",
     "initial weights came twice",
     "kill",
+    "no wait for some workers",
     "nothing was lost with a server",
     "stop",
     "the queue was full",

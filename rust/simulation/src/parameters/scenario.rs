@@ -91,6 +91,8 @@ pub(super) enum Harm {
     Cut(Moment),
     /// All processes end at once, as in a power cut, and start again as at the beginning.
     Crash,
+    /// The sequencer lets the workers that wait go on without the awaited ones.
+    Force,
 }
 
 impl Harm {
@@ -100,6 +102,7 @@ impl Harm {
             Self::Stop(_) => "stop",
             Self::Cut(_) => "cut",
             Self::Crash => "crash of all",
+            Self::Force => "no wait for some workers",
         }
     }
 }
@@ -194,10 +197,11 @@ fn any_fault(random: &mut Random, workers: usize, servers: usize) -> Fault {
     };
     let longest = random.pick(&[SECOND / 4, SECOND, 5 * SECOND]);
     let lasts = random.between(1, longest);
-    let harm = match random.below(7) {
+    let harm = match random.below(8) {
         0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
         4 => Harm::Stop(lasts),
         5 => Harm::Cut(lasts),
+        6 => Harm::Force,
         _ => Harm::Crash,
     };
     Fault { trigger, who, harm }

@@ -340,6 +340,15 @@ impl Training {
                     }
                 }
             }
+            (Harm::Force, _) => {
+                let now = self.world.instant();
+                if let Some(process) = &mut self.servers[0].process
+                    && let Some(sequencer) = &mut process.sequencer
+                {
+                    sequencer.force(now);
+                }
+                self.drive_server(0);
+            }
             (Harm::Stop(lasts), who) => self.world.stop(who.process(), *lasts),
             (Harm::Cut(lasts), who) => {
                 let (own, until) = (who.process(), now + lasts);

@@ -286,3 +286,45 @@ fn a_forced_update_has_the_gradients_that_wait_and_the_missing_ones_are_late_in_
     assert_eq!(cut(&mut queue), Some(vec![(0, 1.0), (1, 1.0), (2, 1.0)]));
     assert_eq!(queue.staleness(), &[(0, 4), (1, 1)].into());
 }
+
+#[test]
+fn nobody_waits_for_a_worker_that_is_away_until_it_pushes_again() {
+    for staleness in [0, 2] {
+        let mut queue = queue(Rules {
+            late: Late::Drop,
+            ..rules(Some(staleness))
+        });
+        let steps = |queue: &mut Queue, workers: &[u32], count| {
+            for _ in 0..count {
+                let version = queue.version();
+                for worker in workers {
+                    assert!(queue.go(*worker).is_some(), "{staleness} {version}");
+                    push(queue, *worker, version);
+                }
+                while cut(queue).is_some() {}
+            }
+        };
+        steps(&mut queue, &[0, 1, 2], 3);
+        // Worker 1 goes on with another model.
+        assert!(queue.go(1).is_some());
+        steps(&mut queue, &[0, 2], staleness + 1);
+        assert_eq!(cut(&mut queue), None);
+        let waits = queue.waits();
+        assert_eq!((waits.waiting, waits.awaited), ([0, 2].into(), [1].into()));
+        queue.force();
+        while cut(&mut queue).is_some() {}
+        steps(&mut queue, &[0, 2], 10);
+        assert_eq!(queue.waits().awaited, [0, 2].into());
+        // Its late gradient is dropped, and its next one counts.
+        push(&mut queue, 1, 4);
+        assert_eq!(cut(&mut queue), None);
+        assert_eq!(queue.counts().late, 1);
+        steps(&mut queue, &[0, 1, 2], 10);
+        if staleness == 0 {
+            assert!(queue.go(0).is_some());
+            let version = queue.version();
+            push(&mut queue, 0, version);
+            assert_eq!(cut(&mut queue), None);
+        }
+    }
+}
