@@ -4,8 +4,9 @@ TensorFlow would execute the whole block on that server. Our servers only keep t
 optimizers train. So in the scope of one of our strategies, the worker executes the block as if no
 job were named. Variables that are made in the block remember their server.
 
-A block may also name this worker itself, as `"/job:worker/task:0"`. TensorFlow knows this name in
-clusters of its own only, so the worker executes the block as if no job were named, too.
+A block may also name this worker itself, as `"/job:worker/task:0"`. The worker executes the block as
+if no job were named, too. Only in a process of one of its own clusters does TensorFlow know such a
+name, as where a program also makes a `MultiWorkerMirroredStrategy`; there the name is left to it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _device(original: Callable[[Any], _Block], device: Any) -> _Block:
     name = _name_of(device)
     spec = tf.DeviceSpec.from_string(name) if "job:" in name else None
     is_task = spec is not None and spec.job in (SERVER, *_PROGRAMS)
-    strategy = tf.distribute.get_strategy() if is_task else None
+    strategy = tf.distribute.get_strategy() if is_task and not _is_known(spec) else None
     if spec is not None and communicator_of(strategy) is not None:
         here = original(spec.replace(job=None, replica=None, task=None).to_string())
         if spec.job == SERVER:
@@ -81,6 +82,12 @@ def _device(original: Callable[[Any], _Block], device: Any) -> _Block:
     if _server.get() is not None and (spec is not None or device is None):
         return _placing(original(device), None)
     return original(device)
+
+
+def _is_known(spec: tf.DeviceSpec) -> bool:
+    """Returns whether TensorFlow itself knows this process by the name."""
+    own = tf.DeviceSpec.from_string(tf.config.list_logical_devices("CPU")[0].name)
+    return (own.job, own.task) == (spec.job, spec.task or 0)
 
 
 def _name_of(device: Any) -> str:
