@@ -10,6 +10,7 @@ import pytest
 import gradring
 from gradring import updates
 from gradring.errors import ConfigError
+from gradring.machine.ports import free_ports
 from gradring.testing import run_ranks
 from support.keras_models import needs_fit
 from support.served import RATE, one_weight, serving
@@ -224,6 +225,44 @@ def contradiction(comm: Any) -> str:
         assert said == says(step)
         train_once(strategy)
     return said
+
+
+def beside_mwms(ports: tuple[int, int]) -> tuple[Any, str]:
+    """In a process of one of TensorFlow's clusters: blocks of its full name, and of another."""
+    import keras
+    import tensorflow as tf
+
+    from gradring.tensorflow import CustomCollectiveStrategy
+
+    with gradring.init() as comm:
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": [f"127.0.0.1:{port}" for port in ports]}),
+            task_type="worker",
+            task_id=comm.rank,
+            rpc_layer="grpc",
+        )
+        tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        own = tf.config.list_logical_devices("CPU")[0].name
+        # Each rank is the only one of a group, so it is worker 0 there.
+        strategy = CustomCollectiveStrategy(communicator=gradring.Communicator(0, 1))
+        with strategy.scope():
+            with tf.device(own):
+                variable = tf.Variable(1.0)
+            # Keras makes it in a block of its own.
+            embedding = keras.Sequential([keras.layers.Embedding(8, 2)])
+            embedding.build((None, 3))
+            other = says(lambda: tf.device("/job:worker/task:2"))
+        return (own, variable.device, len(embedding.weights)), other
+
+
+@pytest.mark.usefixtures("fresh_interpreters")
+def test_a_process_of_a_cluster_of_tensorflow_has_two_names() -> None:
+    for rank, ((own, device, weights), other) in enumerate(
+        run_ranks(beside_mwms, 2, tuple(free_ports(2)), timeout=100)
+    ):
+        assert own == device == f"/job:worker/replica:0/task:{rank}/device:CPU:0"
+        assert weights == 1
+        assert "names another process than this one, which is worker 0" in other
 
 
 @pytest.fixture(scope="module")

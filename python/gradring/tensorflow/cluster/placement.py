@@ -4,9 +4,9 @@ TensorFlow would execute the whole block on that server. Our servers only keep t
 optimizers train. So in the scope of one of our strategies, the worker executes the block as if no
 job were named. Variables that are made in the block remember their server.
 
-A block may also name this worker itself, as `"/job:worker/task:0"`. The worker executes the block as
-if no job were named, too. Only in a process of one of its own clusters does TensorFlow know such a
-name, as where a program also makes a `MultiWorkerMirroredStrategy`; there the name is left to it.
+A block may also name this worker itself, as `"/job:worker/task:0"`. The worker executes this block
+as if no job were named, too. TensorFlow knows such a name only in a process of one of its own
+clusters, as where a program also makes a `MultiWorkerMirroredStrategy`. There it gets the name.
 """
 
 from __future__ import annotations
