@@ -112,7 +112,7 @@ def equal(directory: Path) -> dict[str, Case]:
 
 def compare(directory: Path) -> Any:
     """What is told of each case."""
-    from gradring.errors import MismatchError, PeerLostError
+    from gradring.errors import ConfigError, MismatchError, PeerLostError
     from gradring.tensorflow import CustomCollectiveStrategy
 
     strategy = CustomCollectiveStrategy()
@@ -138,16 +138,22 @@ def compare(directory: Path) -> Any:
         found[name] = raised.value.rank, str(raised.value)
     # All ranks were told before any of them had begun, so their group is as before.
     run(("fit", {}, {}))
+    whole = made(strategy, batch=BATCH)
+    for loop in ("fit", "evaluate", "predict"):
+        with pytest.raises(ConfigError) as refused:
+            run((loop, {}, {}), whole)
+        found[f"whole batches, {loop}"] = str(refused.value)
+    run(("fit", {}, {}), made(strategy, batch=BATCH // 2))
     for name, loops in ALONE.items():
         strategy.communicator.close()
         strategy = CustomCollectiveStrategy()
         model = made(strategy)
-        loop = loops[rank]
-        if loop is None:
+        own = loops[rank]
+        if own is None:
             strategy.communicator.close()
             continue
         with pytest.raises((MismatchError, PeerLostError)) as failed:
-            run((loop, {}, {}), model)
+            run((own, {}, {}), model)
         found[name] = type(failed.value).__name__, str(failed.value)
     return found
 
@@ -162,11 +168,12 @@ ALONE = {
 }
 
 
-def made(strategy: Any) -> Any:
+def made(strategy: Any, batch: int | None = None) -> Any:
     import keras
 
     with strategy.scope():
-        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        inputs = keras.layers.Input((4,), batch_size=batch)
+        model = keras.Sequential([inputs, keras.layers.Dense(1)])
         model.compile("sgd", "mse", metrics=["mae"])
     return model
 
@@ -194,6 +201,15 @@ def test_arguments_that_differ_are_named_with_the_ranks_before_fit_begins(ranks:
 def test_what_may_differ_trains(ranks: Any) -> None:
     for found in ranks:
         assert len(found["equal"]) == 12
+
+
+@pytest.mark.parametrize("loop", ["fit", "evaluate", "predict"])
+def test_a_model_that_takes_whole_batches_only_is_named(ranks: Any, loop: str) -> None:
+    for rank, found in enumerate(ranks):
+        text = found[f"whole batches, {loop}"]
+        assert text.startswith(f"{loop} of the model 'sequential")
+        assert f" on rank {rank} of " in text
+        assert "has the static batch size 8" in text and "of 4 samples" in text
 
 
 @pytest.mark.parametrize("case", ALONE)

@@ -1,4 +1,4 @@
-"""Comparison of the arguments of `fit`, `evaluate` and `predict`, before the loop begins.
+"""Check of the arguments of `fit`, `evaluate` and `predict`, before the loop begins.
 
 Without the comparison, ranks with different arguments would meet in different steps, and the error
 would name a collective that the user has never called. The comparison also finds a rank that calls
@@ -16,7 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring.errors import ConfigError
 from gradring.group.require_equal import require_equal
+from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.seams import keras_names
 
@@ -58,6 +60,8 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     """Stands in for a loop of Keras; first compares its arguments between the ranks.
 
     Raises:
+        gradring.errors.ConfigError: The model takes whole batches of arrays only, by the static
+            shape of an input.
         gradring.errors.MismatchError: The ranks have different arguments.
     """
     communicator = model.distribute_strategy.communicator
@@ -70,10 +74,29 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
             return original(model, *args, **kwargs)
         given.apply_defaults()
         own: dict[str, str] | None = None
+        whole: int | None = None
         with falls_back("the comparison of the arguments of loops", "each rank takes its own"):
             own = _own(given.arguments)
+            whole = _whole_static_batch(model, given.arguments)
         require_equal(communicator, own, of=loop, remedy=_REMEDY)
+        if whole is not None:
+            replicas = replicas_of(model.distribute_strategy)
+            raise ConfigError(
+                f"{loop} of the model {model.name!r} on rank {communicator.rank} of "
+                f"{communicator.host}: an input has the static batch size {whole}, and each of "
+                f"{replicas} replicas gets a part of the batch, of {-(-whole // replicas)} "
+                "samples. Make the input with that size, or without a batch size"
+            )
     return original(model, *args, **kwargs)
+
+
+def _whole_static_batch(model: Any, given: Mapping[str, Any]) -> int | None:
+    """Returns the batch size of arrays, if an input has the same one as a static shape."""
+    if not _is_array(given.get("x")) or "batch_size" not in given:
+        return None
+    size = given["batch_size"] or _BATCH_SIZE
+    shapes = [getattr(it, "shape", None) for it in tf.nest.flatten(getattr(model, "inputs", None))]
+    return size if any(shape and shape[0] == size for shape in shapes) else None
 
 
 def _own(given: Mapping[str, Any]) -> dict[str, str]:
