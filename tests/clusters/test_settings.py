@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import gradring
 from gradring.config.values import DEFAULTS, Settings
 from gradring.errors import ConfigError
 
@@ -217,6 +218,8 @@ def test_an_argument_that_cannot_be_used_is_named(arguments: dict[str, Any], nam
 def test_an_argument_that_is_no_setting_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="stream is no setting; did you mean streams"):
         Settings.from_environ({}, stream=2)
+    with pytest.raises(TypeError, match="worldsize is no setting; did you mean world_size"):
+        gradring.init(worldsize=2)  # type: ignore[call-arg]
 
 
 def test_an_empty_token_is_an_error(tmp_path: Path) -> None:

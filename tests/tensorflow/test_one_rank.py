@@ -22,7 +22,7 @@ REFUSED = {
     "samples of a sum": "ValueError: samples weigh a mean, and have no meaning for op='sum'",
     "samples of each gradient": "ValueError: samples must be a scalar, and have the shape (2,)",
     "samples of integers": "TypeError: samples weigh gradients of floats, not of int32",
-    "an unknown op": "ConfigError: op='average' is none of sum, mean, min, max, product",
+    "an unknown op": "ConfigError: op='average' is none of sum, mean, min, max, product; did you",
     "a group for an op": "product; give the group as communicator=",
     "a strategy for a group": "is no gradring.Communicator; give its attribute communicator",
     "a name for a group": "ConfigError: communicator='world' is no gradring.Communicator",

@@ -263,6 +263,13 @@ def test_a_program_that_fails_on_ranks_is_named(python: Path, tmp_path: Path) ->
     assert "no second rank, please" in done.stderr
 
 
+def test_a_file_that_is_missing_is_named_at_once(python: Path) -> None:
+    done = completed([str(python), "-m", "gradring", "verify", "nosuch.py"])
+    assert done.returncode == 3
+    assert done.stderr.startswith("gradring verify: there is no file 'nosuch.py' in ")
+    assert "trains" not in done.stdout
+
+
 def test_a_command_is_needed(python: Path) -> None:
     done = completed([str(python), "-m", "gradring", "verify", "-np", "2"])
     assert done.returncode == 2

@@ -21,6 +21,8 @@ from gradring.machine import versions
 if TYPE_CHECKING:
     from gradring._native import SettingValues
 
+#: Arguments of `gradring.init` that are no settings.
+_OF_PLACE = ("rank", "world_size", "rendezvous", "listen", "announce")
 #: Choices of the settings of these names; `READ` has the same.
 Transport: TypeAlias = Literal["auto", "tcp", "shm"]
 WireDtype: TypeAlias = Literal["bfloat16", "float16"]
@@ -363,7 +365,7 @@ class Settings(SettingValues):
             TypeError: There is no such setting.
         """
         for name in given.keys() - READ.keys():
-            remedy = did_you_mean(meant(name, READ))
+            remedy = did_you_mean(meant(name, (*READ, *_OF_PLACE)))
             raise TypeError(f"{name} is no setting{remedy}")
         return cls(
             **{name: _read(environ, setting, given.get(name)) for name, setting in READ.items()}

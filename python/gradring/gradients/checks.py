@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from gradring.config import parse
+from gradring.config.words import did_you_mean
 from gradring.errors import ConfigError
 from gradring.group.arrays import ReduceOp
 from gradring.group.communicator import Communicator
@@ -24,6 +25,8 @@ CheckGradients: TypeAlias = Literal["warn", "raise"]
 
 #: Names of the reduce ops of `Communicator.all_reduce`.
 REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
+#: Other libraries' names of reduce ops; the core suggests the same.
+_OTHER_NAMES = {"avg": "mean", "average": "mean", "prod": "product"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ def check_op(op: object) -> None:
     if isinstance(op, str) and op in REDUCE_OPS:
         return
     is_group = isinstance(op, Communicator) or hasattr(op, "communicator")
-    hint = "; give the group as communicator=" if is_group else ""
+    meant = did_you_mean(_OTHER_NAMES.get(str(op).lower()))
+    hint = "; give the group as communicator=" if is_group else meant
     raise ConfigError(f"op={parse.shown(op)} is none of {', '.join(REDUCE_OPS)}{hint}")
 
 

@@ -76,6 +76,11 @@ pub(crate) fn reduce_op(name: &Bound<'_, PyString>) -> PyResult<ReduceOp> {
     let name = name.to_string_lossy();
     ReduceOp::from_name(&name).ok_or_else(|| {
         let known = ReduceOp::ALL.map(ReduceOp::name).join(", ");
-        PyValueError::new_err(format!("op={name:?} is none of {known}"))
+        let meant = match name.to_lowercase().as_str() {
+            "avg" | "average" => "; did you mean mean?",
+            "prod" => "; did you mean product?",
+            _ => "",
+        };
+        PyValueError::new_err(format!("op={name:?} is none of {known}{meant}"))
     })
 }

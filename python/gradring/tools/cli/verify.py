@@ -81,8 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.log_dir is not None:
         check_path("--log-dir", arguments.log_dir.absolute())
         make_directory("--log-dir", arguments.log_dir)
+    program = Program(command, arguments.module)
+    if (problem := program.problem(os.environ.get("PATH"))) is not None:
+        print_error(f"gradring verify: {problem}")
+        return FAILED
     try:
-        return in_child(partial(_verify, Program(command, arguments.module), arguments))
+        return in_child(partial(_verify, program, arguments))
     except OSError as error:
         print_error(f"gradring verify: the processes cannot be started: {error}")
         return FAILED
