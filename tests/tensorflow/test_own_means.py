@@ -46,10 +46,35 @@ def losses() -> dict[str, Any]:
     }
 
 
+def losses_with_factors() -> dict[str, Any]:
+    """Losses that have the factors of a division by two replicas, in a program that has none."""
+    import tensorflow as tf
+
+    return {
+        "half a mean": lambda y, p: 0.5 * tf.reduce_mean(tf.square(y - p)),
+        "twice a mean": lambda y, p: 2 - 2 * tf.reduce_mean(y * p),
+    }
+
+
 WRONG = (
+    *("half a mean", "twice a mean"),
     *("a mean", "a mean and a penalty", "a sum divided by the samples"),
     *("a mean of a layer with factors", "a mean with another axis", "one gradient divided"),
 )
+
+
+def reads_of_replicas() -> list[Any]:
+    import tensorflow as tf
+
+    def in_a_step(strategy: Any) -> None:
+        strategy.run(lambda: tf.distribute.get_replica_context().num_replicas_in_sync)
+
+    return [
+        lambda strategy: strategy.num_replicas_in_sync,
+        in_a_step,
+        lambda _: tf.nn.compute_average_loss(tf.ones([2])),
+        lambda _: tf.nn.scale_regularization_loss(tf.ones([])),
+    ]
 
 
 def train() -> list[tuple[str, list[str]]]:
@@ -97,9 +122,19 @@ def train() -> list[tuple[str, list[str]]]:
         found.append((kind, [line for line in records if SAID in line]))
 
     with join() as comm:
+        for kind, loss_of in losses_with_factors().items():
+            strategy = CustomCollectiveStrategy(communicator=comm)
+            fit(kind, strategy, loss_of)
+            assert not strategy.extended.replicas_were_read
         strategy = CustomCollectiveStrategy(communicator=comm)
         for kind, loss_of in losses().items():
             fit(kind, strategy, loss_of)
+        assert strategy.extended.replicas_were_read
+        for read in reads_of_replicas():
+            strategy = CustomCollectiveStrategy(communicator=comm)
+            with strategy.scope():
+                read(strategy)
+            assert strategy.extended.replicas_were_read
         mean = losses()["a mean"]
         fit("gradients divided", strategy, mean, changed=staticmethod(halved))
         first = staticmethod(lambda gradients: [*halved(gradients[:1]), *gradients[1:]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.ops import broadcast_labelled
 from gradring.tensorflow.graph.own_assignments import note_own_assignments
 from gradring.tensorflow.graph.start_wait import eager_step
-from gradring.tensorflow.keras import compat_keras
+from gradring.tensorflow.keras import compat_keras, own_means
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
 from gradring.tensorflow.rules import unreduced
 from gradring.tensorflow.rules.factory import make
@@ -205,6 +206,12 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
                 served.place.rank,
                 lambda: {} if (stats := counted()) is None else stats(),
             )
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas whose gradients are added up: all local devices of all workers."""
+        own_means.note_read(self.extended, sys._getframe(1))
+        return int(super().num_replicas_in_sync)
 
     def scope(self) -> Any:
         """Variables made inside belong to the strategy; see `tf.distribute.Strategy.scope`."""
@@ -439,6 +446,11 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
 
     # TensorFlow's failure detector stays off; the communicator has a better one.
     _enable_check_health = False
+
+    #: True once the program has read the number of replicas.
+    replicas_were_read = False
+    #: True if `fit` takes a batch to build a model, as under `MultiWorkerMirroredStrategy`.
+    builds_from_batch = False
 
     def __init__(
         self,

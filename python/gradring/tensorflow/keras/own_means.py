@@ -4,7 +4,8 @@ Under `tf.distribute`, each replica divides its loss by the global batch size, o
 number of replicas, as Keras' losses do. The gradient of an undivided mean is too large by a factor
 of the number of replicas. Rank 0 warns once for each optimizer if the step's graph shows an
 undivided mean. This is a loss that does not grow with the batch (`graph.extent`), and that is
-neither multiplied nor divided by the number of replicas.
+neither multiplied nor divided by the number of replicas. A factor such as 0.5 looks like a division
+by two replicas. It counts as one only if the program has read the number of replicas.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -29,7 +31,23 @@ _log = logging.getLogger("gradring")
 _PIECE = "the look for means that are added up"
 _INSTEAD = "nothing is said of them"
 
+#: Packages that read the number of replicas for themselves.
+_LIBRARIES = ("gradring", "keras", "tensorflow", "tf_keras")
+#: The part of TensorFlow that divides a program's losses by it, such as `compute_average_loss`.
+_DIVIDES = "tensorflow.python.ops.nn_impl_distribute"
+
 _looked_at: WeakSet[Any] = WeakSet()
+
+
+def note_read(extended: Any, frame: FrameType | None) -> None:
+    """Notes that the program has read the number of replicas, if `frame` is one of the program."""
+    if extended.replicas_were_read:
+        return
+    if frame is not None and frame.f_code.co_name == "num_replicas_in_sync":
+        frame = frame.f_back  # the property of a replica context
+    module = "" if frame is None else str(frame.f_globals.get("__name__"))
+    is_of_library = module.partition(".")[0] in _LIBRARIES
+    extended.replicas_were_read = not is_of_library or module == _DIVIDES
 
 
 def gradient(
@@ -59,9 +77,13 @@ def _is_undivided_mean(loss: Any, batch: list[Any]) -> bool:
 
 
 def _are_of_replicas(factors: Iterable[float]) -> bool:
-    """Returns whether the number of replicas, or its inverse, is among the factors."""
-    count = float(replicas_of(tf.distribute.get_strategy()))
-    return any(
+    """Returns whether the number of replicas, or its inverse, is among the factors.
+
+    A program that has not read this number cannot have divided by it.
+    """
+    strategy = tf.distribute.get_strategy()
+    count = float(replicas_of(strategy))
+    return getattr(strategy.extended, "replicas_were_read", True) and any(
         math.isclose(each, wanted, rel_tol=1e-6)
         for each in factors
         for wanted in (count, 1 / count)
