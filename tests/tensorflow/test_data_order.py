@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import gradring.errors
 from gradring.testing import run_ranks
-from support.keras_models import CAN_FIT
+from support.keras_models import CAN_FIT, needs_fit
 from support.tf_worker import join
 
 #: Divisible by nothing.
@@ -177,10 +178,10 @@ def worker(directory: str, seeded: bool, names: tuple[str, ...], early: bool = F
         off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         shuffled = repeated.shuffle(COUNT).batch(BATCH)
         results["own"] = epochs(shuffled.with_options(off))
-        for name in ("array", "shuffled in fit") if CAN_FIT else ():
+        for name in ("array", "shuffled in fit", "seeded in fit") if CAN_FIT else ():
             results[name] = fitted(strategy, name)
-        if CAN_FIT:
-            results["array, alone"] = fitted(tf.distribute.get_strategy(), "array")
+        for name in ("array", "seeded in fit") if CAN_FIT else ():
+            results[f"{name}, alone"] = fitted(tf.distribute.get_strategy(), name)
         before = comm.stats()["count"]
         strategy.experimental_distribute_dataset(repeated.batch(BATCH))
         assert comm.stats()["count"] == before + 1, "batch sizes are compared, and no order"
@@ -210,7 +211,8 @@ def fitted(strategy: Any, name: str) -> list[list[int]]:
     if name == "array":
         model.fit(numbers, batch_size=BATCH, epochs=EPOCHS, callbacks=[begin], verbose=0)
     else:
-        data = tf.data.Dataset.from_tensor_slices(numbers).shuffle(COUNT).batch(BATCH)
+        seed = 7 if name == "seeded in fit" else None
+        data = tf.data.Dataset.from_tensor_slices(numbers).shuffle(COUNT, seed).batch(BATCH)
         model.fit(data, epochs=EPOCHS, callbacks=[begin], verbose=0)
     return seen
 
@@ -274,7 +276,7 @@ def epochs(request: Any, tmp_path_factory: Any) -> Any:
 
 def test_every_element_of_an_epoch_goes_to_one_worker(epochs: Any) -> None:
     for name in epochs[0]:
-        if name in ("own", "array, alone"):
+        if name == "own" or name.endswith("alone"):
             continue
         times = 2 if "repeated" in name else 1
         for epoch in range(EPOCHS):
@@ -294,6 +296,17 @@ def test_every_epoch_has_another_order_and_every_rank_the_same_number_of_element
             assert orders[0] == orders[1] == orders[2], name
         else:
             assert orders[0] != orders[1] and orders[1] != orders[2], name
+
+
+@needs_fit
+def test_fit_has_the_order_of_one_process_where_shuffles_have_seeds(epochs: Any) -> None:
+    alone = epochs[0]["seeded in fit, alone"]
+    part = BATCH // len(epochs)
+    for epoch in range(EPOCHS):
+        for batch in range(COUNT // BATCH):
+            own = [rank["seeded in fit"][epoch][part * batch :][:part] for rank in epochs]
+            whole = alone[epoch][BATCH * batch :][:BATCH]
+            assert sorted(chain(*own)) == sorted(whole), (epoch, batch)
 
 
 def test_workers_that_share_nothing_out_keep_their_own_orders(epochs: Any) -> None:

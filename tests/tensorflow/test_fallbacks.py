@@ -31,7 +31,7 @@ PIECES: dict[str, tuple[str, str]] = {
     ),
     "the build of a model before its first step": (
         "keras.keras_loops",
-        "empty_batches.with_row compat.select_replica@_example",
+        "_element_spec compat.spec_of_replica@_element_spec _has_known_rows",
     ),
     "the look for losses that parts of a batch cannot give": (
         "keras.inseparable_losses",

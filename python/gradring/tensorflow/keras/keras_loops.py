@@ -199,7 +199,8 @@ def symbolic_build(
 
     Keras would build from the mean over all replicas' parts, which fails for parts of different
     sizes and for strings. Only shapes and dtypes matter. For batches made in Python, as by a
-    generator, the model is built from the signature that Keras has inferred.
+    generator, the model is built from the signature that Keras has inferred. For other data it is
+    built from the dataset's element spec, if that determines the shapes.
 
     A model without `call`, such as a GAN, cannot be traced: only its own `train_step` knows which
     layers it calls, and with which parts of a batch. This kind of model is built in its first step,
@@ -210,7 +211,7 @@ def symbolic_build(
     if type(model).call is sys.modules["keras"].Model.call:
         return
     if iterator is not None:
-        data_batch = _example(iterator)
+        data_batch = _example(iterator, model.distribute_strategy.extended.builds_from_batch)
     if data_batch is None:
         return
     with falls_back(_BUILD, "the first step builds it, as in one process"):
@@ -218,13 +219,20 @@ def symbolic_build(
 
 
 @falls_back(_BUILD, "the first step builds it, as in one process")
-def _example(iterator: Any) -> Any:
-    """Returns a batch of this replica, or its signature; None if neither is available."""
+def _example(iterator: Any, takes_batch: bool) -> Any:
+    """Returns a batch of this replica, or its signature; None if neither is available.
+
+    An iterator more shuffles a dataset with a seed once more than in one process. Keras takes it
+    under all strategies, so a job that must equal one of them needs it (`takes_batch`).
+    """
     adapter = getattr(iterator, "data_adapter", None)
     signature = keras_names.OUTPUT_SIGNATURE.of(adapter, None)
     if signature is not None:
         # A batch taken from a generator here would be missing in training.
         return signature
+    spec = None if takes_batch else _element_spec(iterator)
+    if spec is not None and all(map(_has_known_rows, tf.nest.flatten(spec))):
+        return spec
     # In older Keras versions, the epoch iterator has no `__iter__`.
     epoch = iterator if hasattr(iterator, "__iter__") else iterator.enumerate_epoch()
     for *_, batches in epoch:
@@ -236,6 +244,12 @@ def _example(iterator: Any) -> Any:
         # The model is built for batches with samples, even if this one is empty.
         return empty_batches.with_row(compat.select_replica(0, batch))
     return None
+
+
+def _has_known_rows(spec: Any) -> bool:
+    """Returns whether only the number of samples is unknown of a part of a batch."""
+    is_dense = isinstance(spec, tf.TensorSpec)
+    return is_dense and bool(spec.shape.rank) and spec.shape[1:].is_fully_defined()
 
 
 def _element_spec(iterator: Any) -> Any:

@@ -40,6 +40,7 @@ class MultiWorkerMirroredStrategy(CustomCollectiveStrategy):
         options = communication_options or _Options()
         bytes_per_pack = options.bytes_per_pack or buckets.DEFAULT_BUCKET_BYTES
         super().__init__(cluster_resolver, communication_options, bucket_bytes=bytes_per_pack)
+        self.extended.builds_from_batch = True
         _say(self, options)
 
 
