@@ -158,6 +158,7 @@ def _replacements() -> Iterator[Replacement]:
     for seam in (names.FIT, names.EVALUATE, names.PREDICT):
         yield _plain(seam, loop_arguments.compared, _is_ours)
         yield _plain(seam, keras_loops.leave, _is_ours)
+    yield _plain(names.PREDICT_ON_BATCH, keras_loops.predict_on_batch, _is_ours)
     yield _traced(names.REDUCE_LOGS, keras_loops.reduce_logs, _always)
     for seam in (names.BEGIN_EPOCHS, names.RESET_EPOCHS):
         yield _plain(seam, keras_loops.make_epochs, _always)
@@ -197,7 +198,6 @@ def _replacements_if_given() -> Iterator[Replacement]:
     yield _traced(names.ADD_VARIABLE, given.add_variable, given.is_in_step)
     yield _traced(names.ADDITIONAL_LOSS, given.additional_loss, given.is_in_step)
     yield _traced(names.LOGS_OF_EPOCH, given.logs_of_epoch, _is_given)
-    yield _plain(names.PREDICT_ON_BATCH, given.predict_on_batch, _is_given)
     loops = (names.FIT, names.EVALUATE, names.PREDICT)
     for seam in loops:
         yield _plain(seam, given.begins_equal, _is_given)

@@ -123,22 +123,6 @@ def give_values_of_chief(model: Any) -> None:
         broadcast_variables(variables, 0, communicator)
 
 
-_plain_predict: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
-def predict_on_batch(original: Callable[..., Any], model: Any, x: Any) -> Any:
-    """Predicts the whole batch on every rank, because every rank has the whole batch."""
-    name, shared = keras_names.MODEL_STRATEGY, model.predict_function
-    name.set(model, None)
-    model.predict_function = _plain_predict.get(model)
-    try:
-        return original(model, x)
-    finally:
-        _plain_predict[model] = model.predict_function
-        model.predict_function = shared
-        name.set(model, _strategy)
-
-
 def part_of_batch(data: Any) -> tuple[Any, int | None]:
     """Returns this rank's rows of a batch that every rank has, and the batch's number of rows.
 

@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
@@ -175,6 +176,25 @@ def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **
         return original(model, *args, **kwargs)
     with model.distribute_strategy.extended.whole_data():
         return original(model, *args, **kwargs)
+
+
+_plain_predict: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def predict_on_batch(original: Callable[..., Any], model: Any, x: Any) -> Any:
+    """Predicts the given batch on each rank by itself, without a strategy.
+
+    Keras divides no batch here, and would return the rows of all ranks' batches.
+    """
+    strategy, shared = model.distribute_strategy, model.predict_function
+    keras_names.MODEL_STRATEGY.set(model, None)
+    model.predict_function = _plain_predict.get(model)
+    try:
+        return original(model, x)
+    finally:
+        _plain_predict[model] = model.predict_function
+        model.predict_function = shared
+        keras_names.MODEL_STRATEGY.set(model, strategy)
 
 
 def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
