@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
 
 from gradring.errors import ConfigError
 from gradring.testing import run_ranks
+from support.log_lines import kept_lines
 from support.tf_worker import join
 
 WAYS = ("eager", "graph", "broadcast", "names", "in the step", "strategy", "outside")
@@ -22,10 +22,7 @@ def begin() -> dict[str, list[str]]:
     from gradring.tensorflow import CustomCollectiveStrategy, GradientReducer, broadcast_variables
 
     comm = join()
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    said = kept_lines()
 
     def of_reducer(way: str) -> None:
         own = [tf.Variable([1.0 + comm.rank, 2.0]), tf.Variable(3.0)]

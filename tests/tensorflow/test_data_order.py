@@ -1,6 +1,5 @@
 """Pipelines that shuffle: every element of an epoch goes to exactly one worker."""
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain
@@ -13,6 +12,7 @@ import pytest
 import gradring.errors
 from gradring.testing import run_ranks
 from support.keras_models import CAN_FIT, needs_fit
+from support.log_lines import kept_lines
 from support.tf_worker import join
 
 #: Divisible by nothing.
@@ -231,10 +231,7 @@ def other_data() -> Any:
         strategy = CustomCollectiveStrategy(communicator=comm)
         with pytest.raises(gradring.errors.ConfigError) as refused:
             strategy.experimental_distribute_dataset(early)
-        said: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("gradring").addHandler(handler)
+        said = kept_lines()
         own = np.random.default_rng(comm.rank).permutation(COUNT)
         data = tf.data.Dataset.from_tensor_slices(own).batch(BATCH)
         strategy.experimental_distribute_dataset(data)

@@ -18,6 +18,7 @@ from gradring.errors import ConfigError, MismatchError
 from gradring.testing import run_ranks
 from support.chosen import chosen, marked
 from support.keras_models import needs_fit
+from support.log_lines import kept_lines
 from support.tf_worker import join
 
 #: By piece, as the log names it: its module below `gradring.tensorflow`, and what fails of it: the
@@ -128,10 +129,7 @@ def train_with_failures(failures: list[tuple[str, str]]) -> list[tuple[list[str]
     from gradring.tensorflow import CustomCollectiveStrategy
     from gradring.tensorflow.graph import fallback
 
-    lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    lines = kept_lines(logging.WARNING)
     x = np.random.default_rng(0).normal(size=(13, 2)).astype("f")
     results = []
     with join() as comm:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -15,6 +14,7 @@ from unittest import mock
 import pytest
 
 from gradring.testing import run_ranks
+from support.log_lines import kept_lines
 from support.tf_worker import join
 
 
@@ -138,10 +138,7 @@ def newer() -> Any:
 
     from gradring.tensorflow import CustomCollectiveStrategy
 
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    said = kept_lines()
     with join() as comm, mock.patch.object(keras, "__version__", "4.0.1"):
         for _ in range(2):
             with CustomCollectiveStrategy(communicator=comm).scope():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from gradring.testing import run_ranks
 from support.keras_models import needs_fit
+from support.log_lines import kept_lines
 from support.tf_worker import join
 
 #: The last batch has one sample less on the last rank.
@@ -54,10 +54,7 @@ def trained() -> dict[str, Any]:
 
     from gradring.tensorflow import CustomCollectiveStrategy
 
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    said = kept_lines()
 
     class Penalty(keras.layers.Layer):  # type: ignore[misc]
         def call(self, x: Any) -> Any:

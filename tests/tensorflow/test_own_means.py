@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 
 from gradring.testing import run_ranks
 from support.keras_models import needs_fit
+from support.log_lines import kept_lines
 from support.tf_worker import join
 
 #: What is said of an optimizer.
@@ -85,10 +85,7 @@ def train() -> list[tuple[str, list[str]]]:
     from gradring import updates
     from gradring.tensorflow import CustomCollectiveStrategy
 
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    records = kept_lines()
 
     class Own(keras.Model):  # type: ignore[misc]
         loss_of: Any = None

@@ -2,7 +2,6 @@
 
 import collections
 import itertools
-import logging
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from gradring.testing import run_ranks
 from support.chosen import chosen, marked
 from support.keras_models import CAN_FIT, needs_fit
+from support.log_lines import kept_lines
 from support.tf_worker import join
 
 ROWS, WIDTH = 40, 3
@@ -95,10 +95,7 @@ def announced(tf: Any, reduce: Any, own: Any) -> list[str]:
     from gradring.tensorflow.graph import sparse
 
     sparse.ANNOUNCED_BYTES = 100
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    messages = kept_lines()
     for op in ("sum", "mean", "sum"):
         tf.function(reduce)(own.values, own.indices, op)
     reduce(own.values, own.indices, "sum")

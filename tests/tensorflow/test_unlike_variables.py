@@ -11,6 +11,7 @@ import pytest
 
 from gradring.testing import run_ranks
 from support.keras_models import needs_fit
+from support.log_lines import kept_lines
 from support.tf_worker import join
 
 #: By layer, or what was done before `fit`: what the ranks are told to have unlike. In the first of
@@ -56,10 +57,7 @@ def fit_each() -> tuple[str, dict[str, tuple[list[str], list[Any]]]]:
         "dropout": lambda: keras.layers.Dropout(0.5),
         "adapted": lambda: keras.layers.Normalization(),
     }
-    records: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    records = kept_lines(logging.WARNING)
     results = {}
     with join() as comm:
         strategy = CustomCollectiveStrategy(communicator=comm)

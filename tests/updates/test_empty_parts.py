@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from gradring import updates
 from gradring.testing import run_ranks
 from support.keras_models import needs_fit
+from support.log_lines import kept_lines
 from support.served import served
 from support.tf_worker import join
 
@@ -28,10 +28,7 @@ def fitted(strategy: Any, steps_per_execution: int = 1) -> Any:
     def far(y: Any, outputs: Any) -> Any:
         return tf.reduce_mean(tf.abs(y - outputs) ** 3)
 
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    said = kept_lines()
     keras.utils.set_random_seed(1)
     layers = keras.layers
     with strategy.scope():

@@ -26,6 +26,7 @@ from support.keras_models import (
     train_by_fit,
     train_by_loop,
 )
+from support.log_lines import kept_lines
 from support.tf_worker import join, refusal
 
 pytestmark = needs_fit
@@ -249,15 +250,11 @@ def epochs(rule: updates.Rule) -> tuple[list[str], Any]:
     """
     import keras
 
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("gradring").addHandler(handler)
+    said = kept_lines(logging.WARNING)
     keras.utils.set_random_seed(1)
     options = {"gradient_accumulation_steps": EVERY} if rule == updates.AllReduce() else {}
     model = compiled(strategy_by(rule), "mlp", "Adam", **options)
     model.fit(dataset(), epochs=3, verbose=0)
-    logging.getLogger("gradring").removeHandler(handler)
     return said, [np.asarray(weight) for weight in model.get_weights()]
 
 
