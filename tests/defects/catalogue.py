@@ -173,7 +173,7 @@ UPDATE_RULES = _of(
     CORE + "parameters/",
     SIMULATED,
     ("queue.rs", "taken.sort_by_key(|it| it.id);", "", UPDATES),
-    ("queue.rs", "unwrap_or(0) <= staleness", "unwrap_or(0) <= staleness + 1", UPDATES),
+    ("queue.rs", "(slowest) <= staleness", "(slowest) <= staleness + 1", UPDATES),
     ("queue.rs", "on_time.count() >= needed", "on_time.count() + 1 >= needed", UPDATES),
     (
         "sequencer.rs",

@@ -12,25 +12,57 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use gradring_proto::parameters::identity::Version;
 use gradring_proto::parameters::queue::Waits;
 
 /// Bytes received from awaited workers that show that a gradient is on its way; more than they send
 /// to prove that they live.
 const MOVED_BYTES: u64 = 64 << 10;
 
-/// A model's workers at one version, and the bytes received from those that are awaited.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A model's workers.
+#[derive(Debug, Clone, Default)]
 pub(super) struct ModelWaits {
-    pub(super) version: Version,
+    pub(super) has_weights: bool,
     pub(super) waits: Waits,
-    pub(super) received: u64,
+    /// Time of each worker's last push.
+    pub(super) pushed: BTreeMap<u32, Instant>,
+    /// Bytes received from each worker.
+    pub(super) received: BTreeMap<u32, u64>,
+}
+
+/// A model in which workers of a circle wait for others of it.
+#[derive(Debug, PartialEq, Eq)]
+struct Edge {
+    awaited: BTreeSet<u32>,
+    /// Time of the last push of an awaited worker.
+    pushed: Option<Instant>,
+    received: u64,
+}
+
+impl Edge {
+    fn new(awaited: BTreeSet<u32>, model: &ModelWaits) -> Self {
+        let of = |it: &u32| model.received.get(it);
+        Self {
+            pushed: awaited
+                .iter()
+                .filter_map(|it| model.pushed.get(it))
+                .max()
+                .copied(),
+            received: awaited.iter().filter_map(of).sum(),
+            awaited,
+        }
+    }
+
+    /// Returns whether nothing has come from the awaited workers since an earlier look.
+    fn stands_still(&self, earlier: &Self) -> bool {
+        let moved = self.received.abs_diff(earlier.received);
+        self.awaited == earlier.awaited && self.pushed == earlier.pushed && moved < MOVED_BYTES
+    }
 }
 
 /// The circle that was there when it was looked for last, and since when.
 #[derive(Debug, Default)]
 pub(super) struct Circles {
-    last: Option<(Instant, BTreeMap<usize, ModelWaits>)>,
+    last: Option<(Instant, BTreeMap<usize, Edge>)>,
 }
 
 impl Circles {
@@ -38,41 +70,39 @@ impl Circles {
     /// changed for `patience`.
     pub(super) fn overdue(
         &mut self,
-        models: BTreeMap<usize, ModelWaits>,
+        models: &BTreeMap<usize, ModelWaits>,
         patience: Duration,
         now: Instant,
     ) -> Option<(usize, BTreeSet<u32>)> {
-        let found = circle(&models);
+        let edge = |(number, awaited)| (number, Edge::new(awaited, &models[&number]));
+        let found: BTreeMap<_, _> = circle(models).into_iter().map(edge).collect();
         if found.is_empty() {
             self.last = None;
             return None;
         }
-        let is_same = |then: &BTreeMap<usize, ModelWaits>| {
-            then.len() == models.len()
-                && std::iter::zip(then, &models).all(|((one, then), (other, now))| {
-                    one == other
-                        && then.version == now.version
-                        && then.waits == now.waits
-                        && now.received.saturating_sub(then.received) < MOVED_BYTES
-                })
+        let stands_still = |earlier: &BTreeMap<usize, Edge>| {
+            earlier.keys().eq(found.keys())
+                && std::iter::zip(found.values(), earlier.values())
+                    .all(|(edge, earlier)| edge.stands_still(earlier))
         };
         match &self.last {
-            Some((since, then)) if is_same(then) => {
+            Some((since, earlier)) if stands_still(earlier) => {
                 if now.saturating_duration_since(*since) < patience {
                     return None;
                 }
             }
             _ => {
-                self.last = Some((now, models));
+                self.last = Some((now, found));
                 return None;
             }
         }
         self.last = None;
-        // A model without weights is one of a later part of the program.
-        let has_weights = |number: &usize| models[number].version > 0;
-        found
-            .into_iter()
-            .max_by_key(|(number, _)| (has_weights(number), *number))
+        // The awaited workers have left the model in which they pushed last. The others have yet to
+        // come to it in the other models.
+        let order =
+            |(number, edge): &(usize, Edge)| (edge.pushed, models[number].has_weights, *number);
+        let chosen = found.into_iter().max_by_key(order)?;
+        Some((chosen.0, chosen.1.awaited))
     }
 }
 
@@ -111,12 +141,13 @@ mod tests {
 
     fn models(all: &[(&[u32], &[u32])], received: u64) -> BTreeMap<usize, ModelWaits> {
         let model = |(waiting, awaited): &(&[u32], &[u32])| ModelWaits {
-            version: 3,
+            has_weights: true,
             waits: Waits {
                 waiting: waiting.iter().copied().collect(),
                 awaited: awaited.iter().copied().collect(),
             },
-            received,
+            received: awaited.iter().map(|it| (*it, received)).collect(),
+            pushed: BTreeMap::new(),
         };
         all.iter().map(model).enumerate().collect()
     }
@@ -146,19 +177,50 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_has_weights_goes_on_first() {
-        let all: &[(&[u32], &[u32])] = &[(&[0], &[1]), (&[1], &[0])];
+    fn the_model_goes_on_in_which_its_awaited_workers_have_pushed_last() {
+        let all: &[(&[u32], &[u32])] = &[(&[0], &[1]), (&[1], &[0]), (&[0], &[2])];
         let now = Instant::now();
-        for (versions, expected) in [([3, 0], 0), ([0, 3], 1), ([3, 3], 1), ([0, 0], 1)] {
+        let at = |seconds| now - Duration::from_secs(seconds);
+        for (pushed, have_weights, expected) in [
+            ([Some(at(5)), None], [true, false], 0),
+            ([Some(at(5)), Some(at(9))], [true, true], 0),
+            ([Some(at(9)), Some(at(5))], [true, true], 1),
+            ([None, None], [true, false], 0),
+            ([None, None], [true, true], 1),
+            ([None, None], [false, false], 1),
+        ] {
             let mut circles = Circles::default();
             let mut models = models(all, 0);
-            for (model, version) in models.values_mut().zip(versions) {
-                model.version = version;
+            for (number, model) in &mut models {
+                let awaited = model.waits.awaited.iter().copied();
+                // Worker 2, which is in no circle, has just pushed.
+                let at = pushed.get(*number).map_or(Some(now), |it| *it);
+                model.pushed = awaited.filter_map(|it| Some((it, at?))).collect();
+                model.has_weights = have_weights.get(*number).is_none_or(|it| *it);
             }
-            assert_eq!(circles.overdue(models.clone(), PATIENCE, now), None);
-            let found = circles.overdue(models, PATIENCE, now + PATIENCE).unwrap();
-            assert_eq!(found.0, expected, "{versions:?}");
+            assert_eq!(circles.overdue(&models, PATIENCE, now), None);
+            let found = circles.overdue(&models, PATIENCE, now + PATIENCE).unwrap();
+            assert_eq!(found.0, expected, "{pushed:?} {have_weights:?}");
+            assert_eq!(found.1, all[expected].1.iter().copied().collect());
         }
+    }
+
+    #[test]
+    fn workers_outside_of_a_circle_do_not_count_as_its_progress() {
+        let circle: &[(&[u32], &[u32])] = &[(&[0], &[1]), (&[1], &[0])];
+        let mut circles = Circles::default();
+        let now = Instant::now();
+        let mut all = models(circle, 0);
+        assert_eq!(circles.overdue(&all, PATIENCE, now), None);
+        for model in all.values_mut() {
+            model.pushed.insert(2, now);
+            model.received.insert(2, MOVED_BYTES);
+        }
+        let mut pushed = all.clone();
+        assert!(circles.overdue(&all, PATIENCE, now + PATIENCE).is_some());
+        assert_eq!(circles.overdue(&all, PATIENCE, now), None);
+        pushed.get_mut(&0).unwrap().pushed.insert(1, now);
+        assert_eq!(circles.overdue(&pushed, PATIENCE, now + PATIENCE), None);
     }
 
     #[test]
@@ -167,16 +229,16 @@ mod tests {
         let mut circles = Circles::default();
         let mut now = Instant::now();
         let mut received = 0;
-        assert_eq!(circles.overdue(models(all, received), PATIENCE, now), None);
+        assert_eq!(circles.overdue(&models(all, received), PATIENCE, now), None);
         for _ in 0..3 {
             now += PATIENCE;
             received += MOVED_BYTES;
-            assert_eq!(circles.overdue(models(all, received), PATIENCE, now), None);
+            assert_eq!(circles.overdue(&models(all, received), PATIENCE, now), None);
         }
         now += PATIENCE;
-        let found = circles.overdue(models(all, received + 100), PATIENCE, now);
+        let found = circles.overdue(&models(all, received + 100), PATIENCE, now);
         assert_eq!(found, Some((1, [0].into())));
         now += PATIENCE;
-        assert_eq!(circles.overdue(models(all, received), PATIENCE, now), None);
+        assert_eq!(circles.overdue(&models(all, received), PATIENCE, now), None);
     }
 }

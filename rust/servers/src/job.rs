@@ -270,7 +270,7 @@ impl Job {
         let waits = self.models.iter().filter_map(waits).collect();
         // A worker that is silent for so long counts as lost, too.
         let patience = self.config.timing.silence;
-        let Some((number, awaited)) = self.circles.0.overdue(waits, patience, now) else {
+        let Some((number, awaited)) = self.circles.0.overdue(&waits, patience, now) else {
             return Ok(());
         };
         let (server, host) = (self.place.server, host_name());
@@ -281,7 +281,7 @@ impl Job {
              optimizers in one order?"
         ));
         let model = self.models.get_mut(&number);
-        model.map_or(Ok(()), |model| model.force(now))
+        model.map_or(Ok(()), |model| model.go_on_without(&awaited, now))
     }
 
     fn is_over(&mut self, now: Instant) -> Result<bool> {

@@ -1,7 +1,7 @@
 //! A server's share of one model: its copies of shards, the connections of workers and of other
 //! servers, and the sequencer in server 0.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -444,18 +444,21 @@ impl ModelServer {
     /// Workers that wait for each other; only in server 0.
     pub(super) fn waits(&self) -> Option<ModelWaits> {
         let waits = self.sequencer.as_ref()?.waits();
-        let there = waits.awaited.iter().filter_map(|it| self.workers.get(it));
+        let received = |(worker, (_, channel)): (&u32, &(_, MessageChannel))| {
+            (*worker, channel.bytes_received)
+        };
         Some(ModelWaits {
-            version: self.copies[0].at().map_or(0, |at| at.point.version),
-            received: there.map(|(_, channel)| channel.bytes_received).sum(),
+            has_weights: self.copies[0].at().is_some_and(|at| at.point.version > 0),
+            received: self.workers.iter().map(received).collect(),
+            pushed: self.sequencer.as_ref()?.pushed(),
             waits,
         })
     }
 
-    /// Makes an update without the gradients of workers that are awaited.
-    pub(super) fn force(&mut self, now: Instant) -> Result<()> {
+    /// Lets the workers that wait go on without these, until each of these pushes again.
+    pub(super) fn go_on_without(&mut self, workers: &BTreeSet<u32>, now: Instant) -> Result<()> {
         if let Some(sequencer) = &mut self.sequencer {
-            sequencer.force(now);
+            sequencer.go_on_without(workers, now);
         }
         self.sequence(now)
     }

@@ -47,10 +47,13 @@
 //! *Pulls of rows.* A worker keeps weights of its last pull, and gets only the rows that have
 //! changed since (`changes`), where the optimizer changes no others.
 //!
+//! *Workers that are away.* The sequencer can be told that nobody waits for some members until they
+//! push again (`Sequencer::go_on_without`).
+//!
 //! *Limits.* Pulls from several servers may return different versions, except under a synchronous
-//! rule without backups, where no version can follow while a member pulls. If all copies of a shard
-//! are lost, so are the updates since the last common snapshot. If all servers lose their disks,
-//! training continues from a worker's weights.
+//! rule without backups, where no version can follow while a member pulls that is not away. If all
+//! copies of a shard are lost, so are the updates since the last common snapshot. If all servers
+//! lose their disks, training continues from a worker's weights.
 
 pub mod changes;
 pub mod float;

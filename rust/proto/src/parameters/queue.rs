@@ -32,7 +32,7 @@ struct QueueMember {
     settled: u64,
     /// True if it has been allowed to compute since its last submission.
     computes: bool,
-    /// True if nobody waits for it, from a forced update until its next submission.
+    /// True if nobody waits for it until its next submission.
     is_away: bool,
 }
 
@@ -105,8 +105,6 @@ pub struct Queue {
     acknowledged: BTreeMap<u32, Acknowledged>,
     counts: Counts,
     staleness: BTreeMap<u64, u64>,
-    /// True if the next update is due whatever it lacks.
-    is_forced: bool,
 }
 
 /// Largest staleness in the histogram; gradients that are staler count there, too.
@@ -135,7 +133,6 @@ impl Queue {
             acknowledged: applied.iter().map(acknowledged).collect(),
             counts: Counts::default(),
             staleness: BTreeMap::new(),
-            is_forced: false,
         }
     }
 
@@ -175,40 +172,40 @@ impl Queue {
         self.pending.len() >= self.capacity()
     }
 
-    /// Members that wait, and members without a gradient that hold them up; both empty before there
-    /// are weights, and unless the rule bounds the staleness.
+    /// Members that wait, and members that hold them up; both empty before there are weights, and
+    /// unless the rule bounds the staleness.
     #[must_use]
     pub fn waits(&self) -> Waits {
         let mut waits = Waits::default();
         let Some(staleness) = self.rules.staleness.filter(|_| self.version > 0) else {
             return waits;
         };
-        let has_pushed = |worker| self.pending.iter().any(|it| it.id.worker == worker);
-        for (&worker, member) in self.present() {
-            let waits_for_others = if staleness == 0 {
-                has_pushed(worker)
+        let waits_for_others = |worker, member: &QueueMember| {
+            if staleness == 0 {
+                self.pending.iter().any(|it| it.id.worker == worker)
             } else {
                 !member.computes && !self.may_go(worker)
-            };
-            if waits_for_others {
-                waits.waiting.insert(worker);
-            } else if staleness == 0 || (self.is_slowest(member) && !has_pushed(worker)) {
-                waits.awaited.insert(worker);
             }
-        }
+        };
+        let present = self.present();
+        let (waiting, others): (Vec<_>, Vec<_>) =
+            present.partition(|(worker, member)| waits_for_others(**worker, member));
+        let number = |(worker, _): (&u32, _)| *worker;
+        waits.waiting = waiting.into_iter().map(number).collect();
+        // Fewer gradients than make an update can hold up the slowest members themselves.
+        let is_slowest = |member: &QueueMember| self.slowest() == Some(member.settled);
+        let any_slowest = others.iter().any(|(_, member)| is_slowest(member));
+        let holds_up = |member| staleness == 0 || !any_slowest || is_slowest(member);
+        let others = others.into_iter().filter(|(_, member)| holds_up(member));
+        waits.awaited = others.map(number).collect();
         waits
     }
 
-    /// Lets the workers that wait go on without the awaited ones, until each of these pushes again.
-    /// Makes an update of the gradients that wait.
-    pub fn force(&mut self) {
-        let waits = self.waits();
-        for worker in waits.awaited.iter().filter(|_| !waits.waiting.is_empty()) {
-            if let Some(member) = self.members.get_mut(worker) {
-                member.is_away = true;
-            }
+    /// Lets nobody wait for these members until each of them pushes again.
+    pub fn go_on_without(&mut self, workers: &BTreeSet<u32>) {
+        for (worker, member) in &mut self.members {
+            member.is_away |= workers.contains(worker);
         }
-        self.is_forced = !self.pending.is_empty();
     }
 
     /// Members for which others wait.
@@ -219,10 +216,6 @@ impl Queue {
     /// Smallest number of settled pushes of a member for which others wait.
     fn slowest(&self) -> Option<u64> {
         self.present().map(|(_, member)| member.settled).min()
-    }
-
-    fn is_slowest(&self, member: &QueueMember) -> bool {
-        self.slowest() == Some(member.settled)
     }
 
     /// Members and their incarnations, ordered by worker.
@@ -286,10 +279,12 @@ impl Queue {
         let latest = acknowledged.number;
         // The worker submits later pushes again.
         self.remove(worker);
+        let all = self.members.values().map(|member| member.settled);
+        let slowest = self.slowest().or_else(|| all.min());
         let member = QueueMember {
             incarnation,
             latest,
-            settled: self.slowest().unwrap_or(0),
+            settled: slowest.unwrap_or(0),
             computes: false,
             is_away: false,
         };
@@ -396,7 +391,6 @@ impl Queue {
     pub fn cut(&mut self) -> Option<Entry> {
         self.admit();
         let count = self.due()?;
-        self.is_forced = false;
         let mut taken: Vec<_> = self.pending.drain(..count).collect();
         // The order of the sum must not depend on the order of arrival.
         taken.sort_by_key(|it| it.id);
@@ -477,7 +471,7 @@ impl Queue {
                 there >= self.rules.aggregate,
             )
         };
-        (is_due || self.is_forced || nobody_computes()).then_some(count)
+        (is_due || nobody_computes()).then_some(count)
     }
 
     /// Returns whether the rule lets a member pull and compute.

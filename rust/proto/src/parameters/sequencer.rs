@@ -48,6 +48,8 @@ struct Leader {
     progress: Vec<(Version, Version)>,
     /// Time of each member's last request, and the nonce with which it joined.
     members: BTreeMap<u32, (Instant, u64)>,
+    /// Time of each member's last push.
+    pushed: BTreeMap<u32, Instant>,
     /// Number of incarnations given out in this term.
     incarnations: u32,
     keepers: Keepers,
@@ -139,11 +141,20 @@ impl Sequencer {
         Waits::default()
     }
 
-    /// Lets the workers that wait go on without those that are awaited.
-    pub fn force(&mut self, now: Instant) {
+    /// Time of each member's last push in this term, of those that have pushed.
+    #[must_use]
+    pub fn pushed(&self) -> BTreeMap<u32, Instant> {
+        match &self.phase {
+            TermPhase::Leading(leader) => leader.pushed.clone(),
+            _ => BTreeMap::new(),
+        }
+    }
+
+    /// Lets the workers that wait go on without these, until each of these pushes again.
+    pub fn go_on_without(&mut self, workers: &BTreeSet<u32>, now: Instant) {
         if let TermPhase::Leading(leader) = &mut self.phase {
             leader.has_begun = true;
-            leader.queue.force();
+            leader.queue.go_on_without(workers);
             self.order(now);
         }
     }
@@ -366,6 +377,7 @@ impl Sequencer {
                 log: VecDeque::new(),
                 progress: saved.map(|saved| (version, *saved)).collect(),
                 members: BTreeMap::new(),
+                pushed: BTreeMap::new(),
                 incarnations: 0,
                 terms: plan.start.terms.clone(),
                 keepers: self.keepers,
@@ -447,7 +459,7 @@ impl Sequencer {
             }
             Ask::Submit { id, base, hyper } => {
                 let is_member = leader.check_member(worker, id.incarnation, now);
-                is_member.map(|()| (None, leader.submit(worker, *id, *base, *hyper)))
+                is_member.map(|()| (None, leader.submit(worker, *id, *base, *hyper, now)))
             }
             Ask::Alive(incarnation) => {
                 let is_member = leader.check_member(worker, *incarnation, now);
@@ -584,10 +596,18 @@ impl Leader {
     }
 
     /// Queues the gradient that a member has staged.
-    fn submit(&mut self, worker: u32, id: PushId, base: Version, hyper: Hyper) -> Option<Reply> {
+    fn submit(
+        &mut self,
+        worker: u32,
+        id: PushId,
+        base: Version,
+        hyper: Hyper,
+        now: Instant,
+    ) -> Option<Reply> {
         if id.number <= self.queue.latest(worker) {
             return self.go_again(worker);
         }
+        self.pushed.insert(worker, now);
         self.queue.submit(Pending { id, base, hyper });
         None
     }
@@ -627,6 +647,7 @@ impl Leader {
     fn remove(&mut self, worker: u32) {
         self.queue.remove(worker);
         self.members.remove(&worker);
+        self.pushed.remove(&worker);
     }
 
     /// Returns whether the log has capacity. Servers that lag in updates or snapshots hold up the

@@ -56,6 +56,8 @@ pub(super) struct Record {
     term: Term,
     /// True if all processes have ended at once.
     pub(super) crashed: bool,
+    /// True if the sequencer has gone on without some workers.
+    pub(super) went_on: bool,
 }
 
 /// Element `index` of the part of a push for `server`.
@@ -292,7 +294,8 @@ impl Record {
         for contribution in &entry.contributions {
             let pushed = self.pushes.get(&contribution.id);
             let pushed = pushed.ok_or_else(|| format!("nobody pushed {contribution:?}"))?;
-            if rules.is_synchronous() && rules.backup == 0 && pushed.is_torn {
+            let is_awaited = rules.backup == 0 && !self.went_on;
+            if rules.is_synchronous() && is_awaited && pushed.is_torn {
                 return Err(format!("{contribution:?} is of weights of two versions"));
             }
             if pushed.is_initial != (before.version == 0) {

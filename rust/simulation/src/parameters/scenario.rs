@@ -92,7 +92,7 @@ pub(super) enum Harm {
     /// All processes end at once, as in a power cut, and start again as at the beginning.
     Crash,
     /// The sequencer lets the workers that wait go on without the awaited ones.
-    Force,
+    GoOn,
 }
 
 impl Harm {
@@ -102,7 +102,7 @@ impl Harm {
             Self::Stop(_) => "stop",
             Self::Cut(_) => "cut",
             Self::Crash => "crash of all",
-            Self::Force => "no wait for some workers",
+            Self::GoOn => "no wait for some workers",
         }
     }
 }
@@ -201,7 +201,7 @@ fn any_fault(random: &mut Random, workers: usize, servers: usize) -> Fault {
         0..4 => Harm::Kill((!random.once_in(5)).then_some(lasts)),
         4 => Harm::Stop(lasts),
         5 => Harm::Cut(lasts),
-        6 => Harm::Force,
+        6 => Harm::GoOn,
         _ => Harm::Crash,
     };
     Fault { trigger, who, harm }

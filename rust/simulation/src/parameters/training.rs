@@ -340,12 +340,14 @@ impl Training {
                     }
                 }
             }
-            (Harm::Force, _) => {
+            (Harm::GoOn, _) => {
+                self.record.went_on = true;
                 let now = self.world.instant();
                 if let Some(process) = &mut self.servers[0].process
                     && let Some(sequencer) = &mut process.sequencer
                 {
-                    sequencer.force(now);
+                    let awaited = sequencer.waits().awaited;
+                    sequencer.go_on_without(&awaited, now);
                 }
                 self.drive_server(0);
             }

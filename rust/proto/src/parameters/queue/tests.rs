@@ -41,6 +41,13 @@ fn push(queue: &mut Queue, worker: u32, base: Version) {
     });
 }
 
+fn waits_of(waiting: &[u32], awaited: &[u32]) -> Waits {
+    Waits {
+        waiting: waiting.iter().copied().collect(),
+        awaited: awaited.iter().copied().collect(),
+    }
+}
+
 /// Workers of the next update, with the factors of their gradients.
 fn cut(queue: &mut Queue) -> Option<Vec<(u32, f64)>> {
     let entry = queue.cut()?;
@@ -265,17 +272,15 @@ fn what_waits_for_room_goes_with_its_worker_and_no_other() {
 }
 
 #[test]
-fn a_forced_update_has_the_gradients_that_wait_and_the_missing_ones_are_late_in_the_next() {
+fn an_update_without_a_worker_has_the_others_gradients_and_its_own_is_late_in_the_next() {
     let mut queue = queue(rules(Some(0)));
     assert_eq!(queue.waits().waiting, [].into());
-    queue.force();
     push(&mut queue, 0, 1);
     push(&mut queue, 2, 1);
-    // There was nothing to force.
     assert_eq!(cut(&mut queue), None);
     let waits = queue.waits();
-    assert_eq!((waits.waiting, waits.awaited), ([0, 2].into(), [1].into()));
-    queue.force();
+    assert_eq!(waits, waits_of(&[0, 2], &[1]));
+    queue.go_on_without(&waits.awaited);
     assert_eq!(cut(&mut queue), Some(vec![(0, 1.0), (2, 1.0)]));
     push(&mut queue, 1, 1);
     assert_eq!(cut(&mut queue), None);
@@ -310,8 +315,8 @@ fn nobody_waits_for_a_worker_that_is_away_until_it_pushes_again() {
         steps(&mut queue, &[0, 2], staleness + 1);
         assert_eq!(cut(&mut queue), None);
         let waits = queue.waits();
-        assert_eq!((waits.waiting, waits.awaited), ([0, 2].into(), [1].into()));
-        queue.force();
+        assert_eq!(waits, waits_of(&[0, 2], &[1]));
+        queue.go_on_without(&waits.awaited);
         while cut(&mut queue).is_some() {}
         steps(&mut queue, &[0, 2], 10);
         assert_eq!(queue.waits().awaited, [0, 2].into());
@@ -327,4 +332,60 @@ fn nobody_waits_for_a_worker_that_is_away_until_it_pushes_again() {
             assert_eq!(cut(&mut queue), None);
         }
     }
+}
+
+#[test]
+fn an_update_waits_for_a_worker_that_nobody_was_told_to_go_on_without() {
+    let mut queue = queue(rules(Some(0)));
+    push(&mut queue, 0, 1);
+    assert_eq!(queue.waits(), waits_of(&[0], &[1, 2]));
+    queue.go_on_without(&[1].into());
+    assert_eq!(cut(&mut queue), None);
+    assert_eq!(queue.waits(), waits_of(&[0], &[2]));
+    push(&mut queue, 2, 1);
+    assert_eq!(cut(&mut queue), Some(vec![(0, 1.0), (2, 1.0)]));
+}
+
+#[test]
+fn a_worker_whose_gradients_make_no_update_alone_is_awaited() {
+    let mut queue = queue(Rules {
+        aggregate: 2,
+        ..rules(Some(1))
+    });
+    queue.remove(2);
+    for _ in 0..2 {
+        push(&mut queue, 0, 1);
+        assert!(cut(&mut queue).is_none() || queue.go(0).is_none());
+        queue.go(0);
+    }
+    // It makes its next step elsewhere.
+    push(&mut queue, 1, 2);
+    assert!(queue.go(1).is_some());
+    assert_eq!(cut(&mut queue), None);
+    assert_eq!(queue.waits(), waits_of(&[0], &[1]));
+    queue.go_on_without(&[1].into());
+    assert!(queue.go(0).is_some());
+    push(&mut queue, 0, 2);
+    assert_eq!(cut(&mut queue), Some(vec![(0, 1.0), (1, 1.0)]));
+}
+
+#[test]
+fn a_worker_that_joins_while_the_others_are_away_counts_as_they_do() {
+    let mut queue = queue(rules(Some(2)));
+    queue.remove(2);
+    for _ in 0..9 {
+        for worker in [0, 1] {
+            let version = queue.version();
+            push(&mut queue, worker, version);
+            assert!(cut(&mut queue).is_some());
+            assert!(queue.go(worker).is_some());
+        }
+    }
+    queue.go_on_without(&[0].into());
+    queue.remove(1);
+    assert!(queue.join(1, Incarnation(2, 0)).is_some());
+    let version = queue.version();
+    push(&mut queue, 0, version);
+    assert!(cut(&mut queue).is_some());
+    assert!(queue.go(0).is_some());
 }
