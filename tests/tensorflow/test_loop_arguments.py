@@ -138,12 +138,16 @@ def compare(directory: Path) -> Any:
         found[name] = raised.value.rank, str(raised.value)
     # All ranks were told before any of them had begun, so their group is as before.
     run(("fit", {}, {}))
-    whole = made(strategy, batch=BATCH)
+    texts = {"x": np.repeat(x[:, None], 3, axis=1)}
+    run(("fit", texts, texts), made(strategy, batch=BATCH // 2))
     for loop in ("fit", "evaluate", "predict"):
+        whole = made(strategy, batch=BATCH)
         with pytest.raises(ConfigError) as refused:
-            run((loop, {}, {}), whole)
+            run((loop, texts, texts), whole)
         found[f"whole batches, {loop}"] = str(refused.value)
-    run(("fit", {}, {}), made(strategy, batch=BATCH // 2))
+        # The group has lost a step.
+        strategy.communicator.close()
+        strategy = CustomCollectiveStrategy()
     for name, loops in ALONE.items():
         strategy.communicator.close()
         strategy = CustomCollectiveStrategy()
@@ -172,8 +176,10 @@ def made(strategy: Any, batch: int | None = None) -> Any:
     import keras
 
     with strategy.scope():
-        inputs = keras.layers.Input((4,), batch_size=batch)
-        model = keras.Sequential([inputs, keras.layers.Dense(1)])
+        inputs = keras.layers.Input((4,) if batch is None else (3, 4), batch_size=batch)
+        # The state has a row for each sample of a batch.
+        layers = [] if batch is None else [keras.layers.SimpleRNN(2, stateful=True)]
+        model = keras.Sequential([inputs, *layers, keras.layers.Dense(1)])
         model.compile("sgd", "mse", metrics=["mae"])
     return model
 
@@ -208,7 +214,7 @@ def test_a_model_that_takes_whole_batches_only_is_named(ranks: Any, loop: str) -
     for rank, found in enumerate(ranks):
         text = found[f"whole batches, {loop}"]
         assert text.startswith(f"{loop} of the model 'sequential")
-        assert f" on rank {rank} of " in text
+        assert f" failed on rank {rank} of " in text
         assert "has the static batch size 8" in text and "of 4 samples" in text
 
 

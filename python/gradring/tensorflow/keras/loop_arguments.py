@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradring.errors import ConfigError
+from gradring.errors import ConfigError, GradringError
 from gradring.group.require_equal import require_equal
 from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.fallback import falls_back
@@ -60,8 +60,8 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
     """Stands in for a loop of Keras; first compares its arguments between the ranks.
 
     Raises:
-        gradring.errors.ConfigError: The model takes whole batches of arrays only, by the static
-            shape of an input.
+        gradring.errors.ConfigError: The loop failed, and the static shape of an input has the batch
+            size of all ranks.
         gradring.errors.MismatchError: The ranks have different arguments.
     """
     communicator = model.distribute_strategy.communicator
@@ -80,14 +80,28 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
             whole = _whole_static_batch(model, given.arguments)
         require_equal(communicator, own, of=loop, remedy=_REMEDY)
         if whole is not None:
-            replicas = replicas_of(model.distribute_strategy)
-            raise ConfigError(
-                f"{loop} of the model {model.name!r} on rank {communicator.rank} of "
-                f"{communicator.host}: an input has the static batch size {whole}, and each of "
-                f"{replicas} replicas gets a part of the batch, of {-(-whole // replicas)} "
-                "samples. Make the input with that size, or without a batch size"
-            )
+            return _explained(original, model, whole, *args, **kwargs)
     return original(model, *args, **kwargs)
+
+
+def _explained(
+    original: Callable[..., Any], model: Any, whole: int, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls a loop for a model that perhaps takes whole batches only, such as one with a state."""
+    try:
+        return original(model, *args, **kwargs)
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error, GradringError):
+            raise
+        strategy = model.distribute_strategy
+        rank, host = strategy.communicator.rank, strategy.communicator.host
+        part = -(-whole // replicas_of(strategy))
+        raise ConfigError(
+            f"{original.__name__} of the model {model.name!r} failed on rank {rank} of {host}. An "
+            f"input has the static batch size {whole}, and each of {replicas_of(strategy)} "
+            f"replicas gets a part of a batch, of {part} samples. Make the input with that size, "
+            "or without a batch size"
+        ) from error
 
 
 def _whole_static_batch(model: Any, given: Mapping[str, Any]) -> int | None:
