@@ -191,11 +191,14 @@ def _over_sizes(recorded: Recorded, kind: str) -> list[list[str]]:
 
 
 def _steps(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for each model: its custom loop, `fit`, which has fewer ways, and one thread each."""
+    """A line for each model: its custom loop, `fit`, which has fewer ways, and one thread each.
+
+    The last column is left out if nothing was measured with one thread.
+    """
     ways = {"loop": ("alone", "apart", "gradring", "MWMS"), "fit": ("apart", "gradring")}
     heads = [*ways["loop"], "adds", *(f"fit: {way}" for way in (*ways["fit"], "adds"))]
-    table = {"model": [*heads, "one thread: adds"]}
     own = {row.model: _adds(row) for row in rows if row.threads != "default"}
+    table = {"model": [*heads, *(["one thread: adds"] if own else [])]}
     for row in rows:
         if row.threads == "default":
             times = [f"{row.p50_ms[way]:.0f}" for way in ways[row.program]]
