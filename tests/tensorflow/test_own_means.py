@@ -66,14 +66,14 @@ WRONG = (
 def reads_of_replicas() -> list[Any]:
     import tensorflow as tf
 
-    def in_a_step(strategy: Any) -> None:
-        strategy.run(lambda: tf.distribute.get_replica_context().num_replicas_in_sync)
+    def in_a_step(read: Any) -> Any:
+        return lambda strategy: strategy.run(read)
 
     return [
         lambda strategy: strategy.num_replicas_in_sync,
-        in_a_step,
-        lambda _: tf.nn.compute_average_loss(tf.ones([2])),
-        lambda _: tf.nn.scale_regularization_loss(tf.ones([])),
+        in_a_step(lambda: tf.distribute.get_replica_context().num_replicas_in_sync),
+        in_a_step(lambda: tf.nn.compute_average_loss(tf.ones([2]))),
+        in_a_step(lambda: tf.nn.scale_regularization_loss(tf.ones([]))),
     ]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -210,7 +210,8 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
     @property
     def num_replicas_in_sync(self) -> int:
         """Number of replicas whose gradients are added up: all local devices of all workers."""
-        own_means.note_read(self.extended, sys._getframe(1))
+        frame = inspect.currentframe()
+        own_means.note_read(self.extended, frame and frame.f_back)
         return int(super().num_replicas_in_sync)
 
     def scope(self) -> Any:

@@ -4,8 +4,8 @@ Under `tf.distribute`, each replica divides its loss by the global batch size, o
 number of replicas, as Keras' losses do. The gradient of an undivided mean is too large by a factor
 of the number of replicas. Rank 0 warns once for each optimizer if the step's graph shows an
 undivided mean. This is a loss that does not grow with the batch (`graph.extent`), and that is
-neither multiplied nor divided by the number of replicas. A factor such as 0.5 looks like a division
-by two replicas. It counts as one only if the program has read the number of replicas.
+neither multiplied nor divided by the number of replicas. With two replicas, a loss's own factor of
+0.5 or 2 looks like this number. So there it counts only if the program has read the number.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ _log = logging.getLogger("gradring")
 _PIECE = "the look for means that are added up"
 _INSTEAD = "nothing is said of them"
 
+#: Number of replicas that is often a factor of a loss, and so is its inverse.
+_COMMON_FACTOR = 2.0
 #: Packages that read the number of replicas for themselves.
 _LIBRARIES = ("gradring", "keras", "tensorflow", "tf_keras")
-#: The part of TensorFlow that divides a program's losses by it, such as `compute_average_loss`.
-_DIVIDES = "tensorflow.python.ops.nn_impl_distribute"
+#: The module of TensorFlow that divides a program's losses by it.
+_DIVIDES = tf.nn.compute_average_loss.__module__
 
 _looked_at: WeakSet[Any] = WeakSet()
 
@@ -79,11 +81,13 @@ def _is_undivided_mean(loss: Any, batch: list[Any]) -> bool:
 def _are_of_replicas(factors: Iterable[float]) -> bool:
     """Returns whether the number of replicas, or its inverse, is among the factors.
 
-    A program that has not read this number cannot have divided by it.
+    A factor of 0.5 or 2 says nothing in a program that has not read the number.
     """
-    strategy = tf.distribute.get_strategy()
-    count = float(replicas_of(strategy))
-    return getattr(strategy.extended, "replicas_were_read", True) and any(
+    extended = tf.distribute.get_strategy().extended
+    count = float(replicas_of(tf.distribute.get_strategy()))
+    if count == _COMMON_FACTOR and not getattr(extended, "replicas_were_read", True):
+        return False
+    return any(
         math.isclose(each, wanted, rel_tol=1e-6)
         for each in factors
         for wanted in (count, 1 / count)
@@ -109,9 +113,9 @@ def check(optimizer: Any, gradients: Iterable[Any], variables: Iterable[Any]) ->
     if communicator.rank == 0:
         _log.warning(
             "the optimizer %r adds up the gradients of a mean over %d replicas, so they are %d "
-            "times those of one process; divide the loss by strategy.num_replicas_in_sync, or "
-            "compute it by self.compute_loss or keras.losses. `gradring verify` compares the "
-            "training with one process",
+            "times those of one process. Divide the loss by strategy.num_replicas_in_sync, and not "
+            "by a number of your own; or use self.compute_loss or keras.losses. "
+            "`gradring verify` compares the training with one process",
             getattr(optimizer, "name", type(optimizer).__name__),
             replicas_of(strategy),
             replicas_of(strategy),
