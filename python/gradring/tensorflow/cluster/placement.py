@@ -71,8 +71,9 @@ def _device(original: Callable[[Any], _Block], device: Any) -> _Block:
     name = _name_of(device)
     spec = tf.DeviceSpec.from_string(name) if "job:" in name else None
     is_task = spec is not None and spec.job in (SERVER, *_PROGRAMS)
-    strategy = tf.distribute.get_strategy() if is_task and not _is_known(spec) else None
-    if spec is not None and communicator_of(strategy) is not None:
+    strategy = tf.distribute.get_strategy() if is_task else None
+    is_ours = communicator_of(strategy) is not None
+    if spec is not None and is_ours and not _is_known(spec):
         here = original(spec.replace(job=None, replica=None, task=None).to_string())
         if spec.job == SERVER:
             _check_server(name, spec.task, strategy)
@@ -86,8 +87,8 @@ def _device(original: Callable[[Any], _Block], device: Any) -> _Block:
 
 def _is_known(spec: tf.DeviceSpec) -> bool:
     """Returns whether TensorFlow itself knows this process by the name."""
-    own = tf.DeviceSpec.from_string(tf.config.list_logical_devices("CPU")[0].name)
-    return (own.job, own.task) == (spec.job, spec.task or 0)
+    own = [tf.DeviceSpec.from_string(it.name) for it in tf.config.list_logical_devices("CPU")[:1]]
+    return any((it.job, it.task) == (spec.job, spec.task or 0) for it in own)
 
 
 def _name_of(device: Any) -> str:

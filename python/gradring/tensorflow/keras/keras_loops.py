@@ -243,13 +243,15 @@ def _example(iterator: Any, takes_batch: bool) -> Any:
     """Returns a batch of this replica, or its signature; None if neither is available.
 
     An iterator more shuffles a dataset with a seed once more than in one process. Keras takes it
-    under all strategies, so a job that must equal one of them needs it (`takes_batch`).
+    under all strategies, so a job that must equal one of them needs it (`takes_batch`). The ranks
+    take the batch together, so those whose datasets may differ all do.
     """
     adapter = getattr(iterator, "data_adapter", None)
     signature = keras_names.OUTPUT_SIGNATURE.of(adapter, None)
     if signature is not None:
         # A batch taken from a generator here would be missing in training.
         return signature
+    takes_batch = takes_batch or compat.is_undivided(keras_names.EPOCHS_DATASET.of(iterator))
     spec = None if takes_batch else _element_spec(iterator)
     if spec is not None and all(map(_has_known_rows, tf.nest.flatten(spec))):
         return spec
