@@ -47,9 +47,7 @@ def fit(directory: str) -> Any:
                 keras.callbacks.EarlyStopping("val_accuracy", baseline=2.0, patience=EPOCHS - 1),
             ],
         ).history
-        # The chief alone predicts a batch more.
-        batches = [x[: 5 + comm.rank]] * (2 if comm.rank == 0 else 1)
-        of_batches = [model.predict_on_batch(batch) for batch in batches]
+        of_batches = predictions_of_batches(comm, strategy, model, x)
         scores = model.evaluate(dataset(), verbose=0, return_dict=True)
         predicted = model.predict(dataset(), verbose=0)
         with strategy.scope():
@@ -63,11 +61,49 @@ def fit(directory: str) -> Any:
             "direct": np.sort(np.asarray(model(x)), axis=0),
             "predicted uncompiled": np.sort(loaded.predict(dataset(), verbose=0), axis=0),
             "of batches": of_batches,
-            "direct of batches": [np.asarray(model(batch)) for batch in batches],
             "direct uncompiled": np.sort(np.asarray(loaded(x)), axis=0),
             "loaded": [np.asarray(weight) for weight in loaded.get_weights()],
             "files": sorted(os.listdir(directory)),
         }
+
+
+def predictions_of_batches(comm: Any, strategy: Any, model: Any, x: Any) -> dict[str, Any]:
+    """By how `predict_on_batch` was called, what it gave and what the model gives.
+
+    Ranks have batches of their own, and some calls are of the chief alone.
+    """
+    import keras
+
+    rows = x[: 5 + comm.rank]
+    found: dict[str, Any] = {}
+
+    def predict(how: str, model: Any = model) -> None:
+        found[how] = model.predict_on_batch(rows), np.asarray(model(rows))
+
+    def predict_in_fit(epoch: int, logs: Any) -> None:
+        if comm.rank == 0:
+            predict("in fit")
+
+    predict("outside")
+    if comm.rank == 0:
+        predict("alone")
+    model.predict(x[:8], verbose=0)
+    if comm.rank == 0:
+        predict("after predict")
+    with strategy.scope():
+        predict("in the scope")
+        other = compiled(strategy, "mlp", "Adam")
+        callback = keras.callbacks.LambdaCallback(on_epoch_end=predict_in_fit)
+        other.fit(dataset(), verbose=0, callbacks=[callback])
+        new = keras.Sequential([keras.layers.Dense(2)])
+    # It builds the model, with equal weights on all ranks.
+    first = new.predict_on_batch(x[:3])
+    found["new"] = first, np.asarray(new(x[:3]))
+    kept = new.predict_function
+    new.compile(run_eagerly=True)
+    assert new.predict_function is None and kept is not None
+    predict("compiled", new)
+    return found
 
 
 def resumed(directory: str, dies: bool) -> Any:
@@ -141,8 +177,9 @@ def test_fit_trains_workers_as_one_process(alone: Any, world_size: int, tmp_path
     for name, value in alone["scores"].items():
         assert first["scores"][name] == pytest.approx(value, abs=1e-5), name
     for worker in workers:
-        for found, rows in zip(worker["of batches"], worker["direct of batches"], strict=True):
-            np.testing.assert_allclose(found, rows, atol=1e-6)
+        for how, (found, rows) in worker["of batches"].items():
+            np.testing.assert_allclose(found, rows, atol=1e-6, err_msg=how)
+        np.testing.assert_array_equal(worker["of batches"]["new"], first["of batches"]["new"])
     for model in ("", " uncompiled"):
         predicted, direct = (first[part + model] for part in ("predicted", "direct"))
         np.testing.assert_allclose(predicted, direct, atol=1e-6)

@@ -10,8 +10,9 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
@@ -20,6 +21,7 @@ from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.data import data_order
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, is_given
+from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import empty_batches, given, sample_shares
 from gradring.tensorflow.rules.replicas import sync_model
@@ -40,6 +42,9 @@ def reduce_logs(original: Callable[..., Any], logs: Any, strategy: Any, reductio
         with tf.device(strategy.extended.worker_devices[0]):
             values = tf.nest.map_structure(_log, logs)
         return strategy.reduce("MEAN", values, axis=None)
+    if _in_own_rows.get() and reduction == "concat":
+        # Each local replica has predicted the whole batch.
+        return tf.nest.map_structure(lambda it: strategy.experimental_local_results(it)[0], logs)
     if is_given(strategy) and reduction == "concat":
         # Keras would split outputs by the number of replicas, which is 1 for this strategy.
         return tf.nest.map_structure(lambda part: strategy.gather(part, axis=0), logs)
@@ -88,6 +93,8 @@ class _StepFunction:
         self._take = take
         #: Takes the loop's argument and the function's logs; returns the final logs.
         self._finish = finish
+        #: The function for `predict_on_batch`, once there is one.
+        self.own_rows: Any = None
 
     def __call__(self, batches: Any) -> Any:
         with self._communicator.step():
@@ -112,6 +119,12 @@ def make_step(
 ) -> Any:
     """Wraps a loop's function in `_StepFunction`, and adopts the model's metrics."""
     strategy = model.distribute_strategy
+    if _in_own_rows.get():
+        original(model, *args, **kwargs)
+        return model.predict_function
+    own_rows = getattr(model, name)
+    if isinstance(own_rows, _OwnRows):
+        setattr(model, name, None)
     if not is_given(strategy):
         adopt(model.metrics_variables, strategy)
     elif getattr(model, name) is None:
@@ -124,7 +137,10 @@ def make_step(
         take = _as_it_is if name == "predict_function" else weighed
         is_plain = name == "predict_function" or not is_given(strategy)
         finish = _logs_as_they_are if is_plain else functools.partial(given.logs_of_batch, model)
-        setattr(model, name, _StepFunction(function, strategy.communicator, take, finish))
+        step = _StepFunction(function, strategy.communicator, take, finish)
+        if isinstance(own_rows, _OwnRows):
+            step.own_rows = own_rows.function
+        setattr(model, name, step)
     return getattr(model, name)
 
 
@@ -178,23 +194,34 @@ def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **
         return original(model, *args, **kwargs)
 
 
-_plain_predict: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+@dataclass
+class _OwnRows:
+    """Keras' function for `predict_on_batch`, in place of that of `predict` before there is one."""
+
+    function: Any
+
+
+#: True in `predict_on_batch`.
+_in_own_rows: ContextVar[bool] = ContextVar("in_own_rows", default=False)
 
 
 def predict_on_batch(original: Callable[..., Any], model: Any, x: Any) -> Any:
-    """Predicts the given batch on each rank by itself, without a strategy.
+    """Predicts the given batch on each rank by itself, without a collective.
 
-    Keras divides no batch here, and would return the rows of all ranks' batches.
+    Keras divides no batch here, and would return the rows of all ranks' batches. The function is
+    another one than that of `predict`. It is kept where Keras drops both, as in `compile`.
     """
-    strategy, shared = model.distribute_strategy, model.predict_function
-    keras_names.MODEL_STRATEGY.set(model, None)
-    model.predict_function = _plain_predict.get(model)
+    kept = model.predict_function
+    is_made = isinstance(kept, _StepFunction)
+    model.predict_function = kept.own_rows if is_made else getattr(kept, "function", None)
     try:
-        return original(model, x)
+        with holding(_in_own_rows, True):
+            return original(model, x)
     finally:
-        _plain_predict[model] = model.predict_function
-        model.predict_function = shared
-        keras_names.MODEL_STRATEGY.set(model, strategy)
+        own = model.predict_function
+        if is_made:
+            kept.own_rows = own
+        model.predict_function = kept if is_made else _OwnRows(own)
 
 
 def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
