@@ -35,7 +35,8 @@ struct Edge {
     awaited: BTreeSet<u32>,
     /// Time of the last push of an awaited worker.
     pushed: Option<Instant>,
-    received: u64,
+    /// Bytes received from each awaited worker.
+    received: BTreeMap<u32, u64>,
 }
 
 impl Edge {
@@ -54,8 +55,13 @@ impl Edge {
 
     /// Returns whether nothing has come from the awaited workers since an earlier look.
     fn stands_still(&self, earlier: &Self) -> bool {
-        let moved = self.received.abs_diff(earlier.received);
-        self.awaited == earlier.awaited && self.pushed == earlier.pushed && moved < MOVED_BYTES
+        let moved = |(worker, now): (&u32, &u64)| {
+            let then = earlier.received.get(worker);
+            then.is_none_or(|then| now.abs_diff(*then) >= MOVED_BYTES)
+        };
+        self.awaited == earlier.awaited
+            && self.pushed == earlier.pushed
+            && !self.received.iter().any(moved)
     }
 }
 
@@ -203,6 +209,17 @@ mod tests {
             assert_eq!(found.0, expected, "{pushed:?} {have_weights:?}");
             assert_eq!(found.1, all[expected].1.iter().copied().collect());
         }
+    }
+
+    #[test]
+    fn signs_of_life_of_many_workers_are_no_progress() {
+        let many: Vec<u32> = (1..100).collect();
+        let all: &[(&[u32], &[u32])] = &[(&[0], &many), (&many, &[0])];
+        let mut circles = Circles::default();
+        let now = Instant::now();
+        assert_eq!(circles.overdue(&models(all, 0), PATIENCE, now), None);
+        let found = circles.overdue(&models(all, 2 << 10), PATIENCE, now + PATIENCE);
+        assert!(found.is_some());
     }
 
     #[test]

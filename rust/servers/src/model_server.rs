@@ -450,7 +450,7 @@ impl ModelServer {
         Some(ModelWaits {
             has_weights: self.copies[0].at().is_some_and(|at| at.point.version > 0),
             received: self.workers.iter().map(received).collect(),
-            pushed: self.sequencer.as_ref()?.pushed(),
+            pushed: self.sequencer.as_ref()?.pushed().clone(),
             waits,
         })
     }

@@ -48,8 +48,6 @@ struct Leader {
     progress: Vec<(Version, Version)>,
     /// Time of each member's last request, and the nonce with which it joined.
     members: BTreeMap<u32, (Instant, u64)>,
-    /// Time of each member's last push.
-    pushed: BTreeMap<u32, Instant>,
     /// Number of incarnations given out in this term.
     incarnations: u32,
     keepers: Keepers,
@@ -83,6 +81,8 @@ pub struct Sequencer {
     /// A later term that a worker has named. The next term must exceed it, also if all servers have
     /// lost their disks.
     known_term: Term,
+    /// Time of each worker's last push.
+    pushed: BTreeMap<u32, Instant>,
     out: Vec<Output>,
 }
 
@@ -103,6 +103,7 @@ impl Sequencer {
             again: now,
             restored: 0,
             known_term: 0,
+            pushed: BTreeMap::new(),
             out: Vec::new(),
         };
         sequencer.prepare();
@@ -141,13 +142,10 @@ impl Sequencer {
         Waits::default()
     }
 
-    /// Time of each member's last push in this term, of those that have pushed.
+    /// Time of each worker's last push, of those that have pushed.
     #[must_use]
-    pub fn pushed(&self) -> BTreeMap<u32, Instant> {
-        match &self.phase {
-            TermPhase::Leading(leader) => leader.pushed.clone(),
-            _ => BTreeMap::new(),
-        }
+    pub const fn pushed(&self) -> &BTreeMap<u32, Instant> {
+        &self.pushed
     }
 
     /// Lets the workers that wait go on without these, until each of these pushes again.
@@ -377,7 +375,6 @@ impl Sequencer {
                 log: VecDeque::new(),
                 progress: saved.map(|saved| (version, *saved)).collect(),
                 members: BTreeMap::new(),
-                pushed: BTreeMap::new(),
                 incarnations: 0,
                 terms: plan.start.terms.clone(),
                 keepers: self.keepers,
@@ -458,8 +455,11 @@ impl Sequencer {
                 joined.map(|joined| (Some(joined), leader.go_again(worker)))
             }
             Ask::Submit { id, base, hyper } => {
+                if id.number > leader.queue.latest(worker) {
+                    self.pushed.insert(worker, now);
+                }
                 let is_member = leader.check_member(worker, id.incarnation, now);
-                is_member.map(|()| (None, leader.submit(worker, *id, *base, *hyper, now)))
+                is_member.map(|()| (None, leader.submit(worker, *id, *base, *hyper)))
             }
             Ask::Alive(incarnation) => {
                 let is_member = leader.check_member(worker, *incarnation, now);
@@ -596,18 +596,10 @@ impl Leader {
     }
 
     /// Queues the gradient that a member has staged.
-    fn submit(
-        &mut self,
-        worker: u32,
-        id: PushId,
-        base: Version,
-        hyper: Hyper,
-        now: Instant,
-    ) -> Option<Reply> {
+    fn submit(&mut self, worker: u32, id: PushId, base: Version, hyper: Hyper) -> Option<Reply> {
         if id.number <= self.queue.latest(worker) {
             return self.go_again(worker);
         }
-        self.pushed.insert(worker, now);
         self.queue.submit(Pending { id, base, hyper });
         None
     }
@@ -647,7 +639,6 @@ impl Leader {
     fn remove(&mut self, worker: u32) {
         self.queue.remove(worker);
         self.members.remove(&worker);
-        self.pushed.remove(&worker);
     }
 
     /// Returns whether the log has capacity. Servers that lag in updates or snapshots hold up the
