@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from typing import Any
@@ -91,11 +92,12 @@ def _explained(
     try:
         return original(model, *args, **kwargs)
     except (ValueError, tf.errors.InvalidArgumentError) as error:
-        if isinstance(error, GradringError):
-            raise
         strategy = model.distribute_strategy
-        rank, host = strategy.communicator.rank, strategy.communicator.host
         part = -(-whole // replicas_of(strategy))
+        is_of_shapes = all(re.search(rf"\b{size}\b", str(error)) for size in (whole, part))
+        if isinstance(error, GradringError) or not is_of_shapes:
+            raise
+        rank, host = strategy.communicator.rank, strategy.communicator.host
         raise ConfigError(
             f"{original.__name__} of the model {model.name!r} failed on rank {rank} of {host}. An "
             f"input has the static batch size {whole}, and each of {replicas_of(strategy)} "
