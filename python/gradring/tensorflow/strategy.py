@@ -209,7 +209,14 @@ class CustomCollectiveStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # ty
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Number of replicas whose gradients are added up: all local devices of all workers."""
+        """Number of replicas whose gradients are added up: all local devices of all workers.
+
+        Examples:
+            >>> strategy = gradring.tensorflow.CustomCollectiveStrategy()
+            >>> global_batch = 32 * strategy.num_replicas_in_sync
+            >>> global_batch  # on two workers of one device each
+            64
+        """
         frame = inspect.currentframe()
         own_means.note_read(self.extended, frame and frame.f_back)
         return int(super().num_replicas_in_sync)
