@@ -41,14 +41,14 @@ struct Edge {
 
 impl Edge {
     fn new(awaited: BTreeSet<u32>, model: &ModelWaits) -> Self {
-        let of = |it: &u32| model.received.get(it);
+        let of = |it: &u32| Some((*it, *model.received.get(it)?));
         Self {
             pushed: awaited
                 .iter()
                 .filter_map(|it| model.pushed.get(it))
                 .max()
                 .copied(),
-            received: awaited.iter().filter_map(of).sum(),
+            received: awaited.iter().filter_map(of).collect(),
             awaited,
         }
     }
