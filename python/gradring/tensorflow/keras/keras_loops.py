@@ -122,8 +122,7 @@ def make_step(
     if _in_own_rows.get():
         original(model, *args, **kwargs)
         return model.predict_function
-    own_rows = getattr(model, name)
-    if isinstance(own_rows, _OwnRows):
+    if isinstance(getattr(model, name), _OwnRows):
         setattr(model, name, None)
     if not is_given(strategy):
         adopt(model.metrics_variables, strategy)
@@ -137,10 +136,7 @@ def make_step(
         take = _as_it_is if name == "predict_function" else weighed
         is_plain = name == "predict_function" or not is_given(strategy)
         finish = _logs_as_they_are if is_plain else functools.partial(given.logs_of_batch, model)
-        step = _StepFunction(function, strategy.communicator, take, finish)
-        if isinstance(own_rows, _OwnRows):
-            step.own_rows = own_rows.function
-        setattr(model, name, step)
+        setattr(model, name, _StepFunction(function, strategy.communicator, take, finish))
     return getattr(model, name)
 
 
@@ -198,7 +194,7 @@ def with_equal_replicas(original: Callable[..., Any], model: Any, *args: Any, **
 class _OwnRows:
     """Keras' function for `predict_on_batch`, in place of that of `predict` before there is one."""
 
-    function: Any
+    own_rows: Any = None
 
 
 #: True in `predict_on_batch`.
@@ -211,17 +207,15 @@ def predict_on_batch(original: Callable[..., Any], model: Any, x: Any) -> Any:
     Keras divides no batch here, and would return the rows of all ranks' batches. The function is
     another one than that of `predict`. It is kept where Keras drops both, as in `compile`.
     """
-    kept = model.predict_function
-    is_made = isinstance(kept, _StepFunction)
-    model.predict_function = kept.own_rows if is_made else getattr(kept, "function", None)
+    keeper = model.predict_function
+    if not isinstance(keeper, _StepFunction | _OwnRows):
+        keeper = _OwnRows()
+    model.predict_function = keeper.own_rows
     try:
         with holding(_in_own_rows, True):
             return original(model, x)
     finally:
-        own = model.predict_function
-        if is_made:
-            kept.own_rows = own
-        model.predict_function = kept if is_made else _OwnRows(own)
+        keeper.own_rows, model.predict_function = model.predict_function, keeper
 
 
 def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
