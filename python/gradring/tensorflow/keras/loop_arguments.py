@@ -93,16 +93,17 @@ def _explained(
         return original(model, *args, **kwargs)
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         strategy = model.distribute_strategy
-        part = -(-whole // replicas_of(strategy))
+        replicas = replicas_of(strategy)
+        part = -(-whole // replicas)
         is_of_shapes = all(re.search(rf"\b{size}\b", str(error)) for size in (whole, part))
         if isinstance(error, GradringError) or not is_of_shapes:
             raise
         rank, host = strategy.communicator.rank, strategy.communicator.host
         raise ConfigError(
             f"{original.__name__} of the model {model.name!r} failed on rank {rank} of {host}. An "
-            f"input has the static batch size {whole}, and each of {replicas_of(strategy)} "
-            f"replicas gets a part of a batch, of {part} samples. Make the input with that size, "
-            "or without a batch size"
+            f"input has the static batch size {whole}, and each of {replicas} replicas gets a "
+            f"part of a batch, of {part} samples. Make the input with that size, or without a "
+            "batch size"
         ) from error
 
 

@@ -83,9 +83,9 @@ def _are_of_replicas(factors: Iterable[float]) -> bool:
 
     A factor of 0.5 or 2 says nothing in a program that has not read the number.
     """
-    extended = tf.distribute.get_strategy().extended
-    count = float(replicas_of(tf.distribute.get_strategy()))
-    if count == _COMMON_FACTOR and not getattr(extended, "replicas_were_read", True):
+    strategy = tf.distribute.get_strategy()
+    count = float(replicas_of(strategy))
+    if count == _COMMON_FACTOR and not getattr(strategy.extended, "replicas_were_read", True):
         return False
     return any(
         math.isclose(each, wanted, rel_tol=1e-6)
