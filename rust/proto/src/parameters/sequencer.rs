@@ -455,10 +455,10 @@ impl Sequencer {
                 joined.map(|joined| (Some(joined), leader.go_again(worker)))
             }
             Ask::Submit { id, base, hyper } => {
-                if id.number > leader.queue.latest(worker) {
+                let is_member = leader.check_member(worker, id.incarnation, now);
+                if is_member.is_ok() && id.number > leader.queue.latest(worker) {
                     self.pushed.insert(worker, now);
                 }
-                let is_member = leader.check_member(worker, id.incarnation, now);
                 is_member.map(|()| (None, leader.submit(worker, *id, *base, *hyper)))
             }
             Ask::Alive(incarnation) => {
