@@ -55,6 +55,7 @@ def test_programs_that_know_of_no_replicas_train_as_in_one_process(
         "each batch is divided",
         "outside of Keras' fit",  # a loop of the program's own
         "neither a mean nor a sum",  # the gradient of a gradient, in `gradients_of_gradients`
+        "an eager step does not show",
     )
     assert len(warnings) == len(expected), warnings
     for words in expected:
@@ -120,6 +121,10 @@ class Linear(keras.Model):
 model = Linear()
 model.compile("sgd", "mse", run_eagerly=True)
 model.fit(((tf.sparse.from_dense(x), x[:, :1]) for _ in range(3)), verbose=0)
+model = Model(inputs, keras.layers.Dense(1)(inputs))
+model.kind = lambda y, p: tf.reduce_sum(tf.square(y - p))
+model.compile("sgd", run_eagerly=True)
+model.fit(x, x[:, :1], batch_size=16, verbose=0)
 """
 
 
@@ -141,6 +146,7 @@ def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
         "divided by a number that equals the samples of a rank",
         "jit_compile=True is left out",
         "eager step it is unknown whether one process would add up",
+        "an eager step does not show whether a loss is a mean or a sum over samples",
         "variables of the model 'sequential' differ between the ranks (1): seen",
     ):
         (line,) = (line for line in done.stderr.splitlines() if words in line)

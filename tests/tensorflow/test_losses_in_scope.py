@@ -15,8 +15,16 @@ from support.tf_worker import join
 #: The last batch has one sample less on the last rank.
 SAMPLES, BATCH, COLUMNS = 43, 8, 4
 #: What is said of a loss that the ranks' parts of a batch do not give, by the loss.
-NAMED = {"pairs": "as of pairs", "root": "no linear function", "own step": "as of pairs"}
-EQUAL = ("squares", "none", "sum of a layer", "rows of a layer", "own sum", "gathered pairs")
+NAMED = {
+    "pairs": "a loss is, as far as its graph tells, neither a mean nor a sum",
+    "root": "a loss is no linear function",
+    "own step": "a loss is, as far as its graph tells, neither a mean nor a sum",
+    "sum of a layer, eager": "add_loss got a scalar in an eager step",
+}
+EQUAL = (
+    *("squares", "none", "own sum", "gathered pairs", "penalty of weights, eager"),
+    *("sum of a layer", "rows of a layer", "rows of a layer, eager"),
+)
 
 
 def losses() -> dict[str, Any]:
@@ -39,6 +47,9 @@ def losses() -> dict[str, Any]:
         "none": squares(reduction="none"),
         "sum of a layer": squares(),
         "rows of a layer": squares(),
+        "rows of a layer, eager": squares(),
+        "sum of a layer, eager": squares(),
+        "penalty of weights, eager": squares(),
         "own sum": squares(reduction="sum"),
         "pairs": lambda y, p: similarities(y, p, y),
         "gathered pairs": gathered,
@@ -88,12 +99,13 @@ def trained() -> dict[str, Any]:
             data = tf.data.Dataset.from_tensor_slices((x, x)).shuffle(SAMPLES, seed=3).batch(BATCH)
             with strategy.scope():
                 inputs = keras.Input((COLUMNS,))
-                hidden = keras.layers.Dense(3)(inputs)
-                if name.endswith("of a layer"):
+                penalty = "l2" if name.startswith("penalty") else None
+                hidden = keras.layers.Dense(3, kernel_regularizer=penalty)(inputs)
+                if "of a layer" in name:
                     hidden = Penalty(name=name.partition(" ")[0])(hidden)
                 kind = Own if name == "own step" else keras.Model
                 model = kind(inputs, keras.layers.Dense(COLUMNS)(hidden))
-                model.compile(keras.optimizers.SGD(1e-3), loss)
+                model.compile(keras.optimizers.SGD(1e-3), loss, run_eagerly="eager" in name)
             logs = model.fit(data, epochs=2, verbose=0).history["loss"]
             weights = [np.asarray(weight) for weight in model.get_weights()]
             found[name] = {"weights": weights, "logs": logs, "said": [*said]}
@@ -122,9 +134,7 @@ def test_weights_and_logs_are_those_of_one_process(found: Any, loss: str) -> Non
 @pytest.mark.parametrize("loss", NAMED)
 def test_losses_of_whole_batches_are_named_by_rank_0(found: Any, loss: str) -> None:
     alone, first, second = (each[loss]["said"] for each in found)
-    named = [line for line in first if "a loss" in line]
-    assert len(named) == 1
-    assert NAMED[loss] in named[0]
-    assert "2 replicas" in named[0]
+    (named,) = (line for line in first if NAMED[loss] in line)
+    assert "2 replicas" in named
     assert not alone
     assert not second

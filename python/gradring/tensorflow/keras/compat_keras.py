@@ -34,7 +34,6 @@ from gradring.tensorflow.graph.adoption import (
 )
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.cross_device_ops import current_variables
-from gradring.tensorflow.graph.extent import extent_of
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import (
     empty_batches,
@@ -196,7 +195,6 @@ def _replacements_if_given() -> Iterator[Replacement]:
         yield _traced(seam, given.apply, given.is_in_step)
         yield _traced(seam, given.apply_outside, given.is_outside)
     yield _traced(names.ADD_VARIABLE, given.add_variable, given.is_in_step)
-    yield _traced(names.ADDITIONAL_LOSS, given.additional_loss, given.is_in_step)
     yield _traced(names.LOGS_OF_EPOCH, given.logs_of_epoch, _is_given)
     loops = (names.FIT, names.EVALUATE, names.PREDICT)
     for seam in loops:
@@ -544,12 +542,14 @@ def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any
     A sum over samples is not divided, nor are values of single samples, which Keras adds up: the
     sums of all ranks add up.
     """
+    total = names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
     if getattr(loss, "_gradring_is_scaled", False):
-        return names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
+        return total
+    inseparable_losses.check_added(model, loss)
     with falls_back("the sum over ranks of a sum in add_loss", "it is averaged as a mean is"):
-        if extent_of(loss, replica_step.current().batch).is_sum:
-            return sample_shares.weighed_sum(names.PLAIN_ADDITIONAL_LOSS.there()(model, loss))
-    return original(model, loss)
+        if given.is_sum_of_samples(loss, total):
+            return sample_shares.weighed_sum(total)
+    return total if is_given(tf.distribute.get_strategy()) else original(model, loss)
 
 
 # Building and saving

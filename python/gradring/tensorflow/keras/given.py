@@ -33,7 +33,7 @@ import tensorflow as tf
 from gradring.gradients.replicas import hash_of
 from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.graph import compat
-from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
+from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
 from gradring.tensorflow.graph.cross_device_ops import gradients_of
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.extent import CALLS, Extent, extent_of, is_in_graph, reads
@@ -365,14 +365,19 @@ def is_sum(loss: Any) -> bool:
     return _is_sum([loss])
 
 
-def additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
-    """Stands in for Keras' treatment of `add_loss` values; a sum over samples stays a sum."""
-    found = keras_names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
-    if tf.is_symbolic_tensor(found):
-        extent = _extent(found)
-        _warn_unless_mean(found, extent)
-        return sum_of_samples(found) if extent.is_sum else found
-    return sum_of_samples(found) if _has_rows(tf.convert_to_tensor(loss)) else found
+def is_sum_of_samples(loss: Any, total: tf.Tensor) -> bool:
+    """Returns whether a value passed to `add_loss` is, or becomes, a sum over samples.
+
+    Args:
+        loss: The value; Keras adds up all of its elements.
+        total: That sum.
+    """
+    if tf.is_symbolic_tensor(total):
+        extent = _extent(total)
+        if is_given(tf.distribute.get_strategy()):
+            _warn_unless_mean(total, extent)
+        return extent.is_sum
+    return _has_rows(tf.convert_to_tensor(loss))
 
 
 def whole_logs(logs: Any) -> Any:
@@ -412,6 +417,8 @@ def _is_sum(targets: Sequence[Any]) -> bool:
     extents = [_extent(target) for target in targets]
     for target, extent in zip(targets, extents, strict=True):
         _warn_unless_mean(target, extent)
+    if not (current().means or all(map(is_in_graph, targets))):
+        _warn_of_eager_loss()
     if current().has_whole_batch:
         return False  # every rank has the same sum, so the mean over ranks is that sum
     return bool(extents) and all(extent.is_sum for extent in extents)
@@ -434,6 +441,18 @@ def _warn_unless_mean(loss: Any, extent: Extent) -> None:
             "a loss %s; it is taken for a mean, so its gradients may differ from those of one "
             "process (GRADRING_WITH_STRATEGY). `gradring verify` shows how much",
             what,
+        )
+
+
+def _warn_of_eager_loss() -> None:
+    """Warns on rank 0 of a loss without a graph in a step in which Keras has computed none."""
+    if _strategy.communicator.rank == 0 and _strategy.communicator.world_size > 1:
+        _warn_once(
+            "eager loss",
+            "an eager step does not show whether a loss is a mean or a sum over samples; it is "
+            "taken for a mean, so a sum is divided by %d ranks (GRADRING_WITH_STRATEGY); leave out "
+            "run_eagerly=True",
+            _strategy.communicator.world_size,
         )
 
 

@@ -79,3 +79,27 @@ def check(losses: Sequence[Any]) -> None:
             problem,
             replicas_of(strategy),
         )
+
+
+@falls_back("the look for sums in add_loss of eager steps", "nothing is said of them")
+def check_added(model: Any, loss: Any) -> None:
+    """Warns on rank 0, once, of a scalar passed to `add_loss` in an eager step.
+
+    No graph tells whether it is a mean or a sum over samples. Penalties of weights are neither, and
+    not added by `add_loss`.
+    """
+    strategy = tf.distribute.get_strategy()
+    communicator = communicator_of(strategy)
+    if is_in_graph(loss) or tf.rank(loss) or "add_loss" in _warned or communicator is None:
+        return
+    penalties = sum(each.regularizer is not None for each in model.trainable_weights)
+    if replicas_of(strategy) == 1 or len(model.losses) <= penalties:
+        return
+    _warned.add("add_loss")
+    if communicator.rank == 0:
+        _log.warning(
+            "add_loss got a scalar in an eager step, which does not show whether it is a mean or a "
+            "sum over samples; it is taken for a mean, so each of %d replicas divides a sum; leave "
+            "out run_eagerly=True, or pass one value for each sample",
+            replicas_of(strategy),
+        )
