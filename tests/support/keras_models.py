@@ -17,6 +17,7 @@ OPTIMIZERS = ("SGD momentum", "Adam", "AdamW")
 KERAS_VERSION = tuple(int(part) for part in installed(KERAS).split(".")[:2])
 #: Older versions are refused by `compat_keras.py`.
 CAN_FIT = KERAS_VERSION >= (3, 10)
+HAS_MULTI_OPTIMIZER = KERAS_VERSION >= (3, 15)
 needs_fit = pytest.mark.skipif(not CAN_FIT, reason="needs Keras 3.10")
 
 

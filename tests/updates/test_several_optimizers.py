@@ -17,7 +17,7 @@ from gradring import _native, updates
 from gradring.errors import ConfigError, GradringError
 from gradring.testing import run_ranks
 from support.commands import succeeded
-from support.keras_models import needs_fit, strategy_of
+from support.keras_models import HAS_MULTI_OPTIMIZER, needs_fit, strategy_of
 from support.served import RATE, served, serving
 from support.tf_worker import join, refusal
 
@@ -38,6 +38,7 @@ def job() -> dict[str, Any]:
             "began": began(comm),
             "refused": refused(comm),
             "crossed": crossed(comm),
+            "of layers": of_layers(comm) if HAS_MULTI_OPTIMIZER else None,
         }
 
 
@@ -159,6 +160,29 @@ def a_strategy(rule: updates.ParameterServer) -> Any:
     return CustomCollectiveStrategy(update=rule)
 
 
+def of_layers(comm: Any) -> Any:
+    """Weights of a `MultiOptimizer` after `fit`: of one process, and of workers at servers."""
+    import keras
+    import tensorflow as tf
+
+    kinds = keras.optimizers
+    x = np.random.default_rng(0).normal(size=(2 * ROWS, 4)).astype("float32")
+
+    def trained(strategy: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = dense(4, 1)
+            by_path = {model.layers[1].kernel.path: kinds.Adam(0.01)}
+            optimizers = kinds.OptimizerMap(kinds.SGD(0.05, momentum=0.5), by_path)
+            model.compile(kinds.MultiOptimizer(optimizers), "mse")
+        model.fit(tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8), epochs=2, verbose=0)
+        return model.get_weights()
+
+    alone = trained(tf.distribute.get_strategy())
+    with served(comm, updates.ParameterServer()) as strategy:
+        return alone, trained(strategy), strategy.update_stats()
+
+
 def refused(comm: Any) -> dict[str, str]:
     """What a worker hears that uses its optimizers in another order, or one too many."""
     import keras
@@ -225,6 +249,15 @@ def test_a_gan_trains_as_by_all_reduce(ranks: Any, way: str) -> None:
         assert pushes == [STEPS * DISCRIMINATOR_STEPS, of_generator]
         assert [one["version"] - 1 for one in stats["optimizers"]] == pushes
         assert stats["pushes"] == sum(pushes)
+
+
+@pytest.mark.skipif(not HAS_MULTI_OPTIMIZER, reason="needs Keras 3.15")
+def test_servers_train_layers_by_optimizers_of_their_own(ranks: Any) -> None:
+    for rank in ranks:
+        alone, together, stats = rank["of layers"]
+        for one, other in zip(alone, together, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+        assert len(stats["optimizers"]) == 2
 
 
 def test_workers_that_begin_with_other_weights_stay_in_step(ranks: Any) -> None:

@@ -16,11 +16,15 @@ from gradring import updates
 from gradring.gradients.parts import GRAIN, divide
 from gradring.testing import run_ranks
 from support.chosen import chosen, marked
-from support.keras_models import needs_fit
+from support.keras_models import HAS_MULTI_OPTIMIZER, needs_fit
 from support.tf_worker import join, refusal
 
 pytestmark = [needs_fit, pytest.mark.timeout(900)]
 
+SEVERAL = (
+    "MultiOptimizer(keras.optimizers.OptimizerMap("
+    "keras.optimizers.SGD(0.01, momentum=0.9), {'dense.*': keras.optimizers.Adam(0.01)}))"
+)
 STEPS = 4
 BATCH = 24
 #: Optimizers whose updates have the bits of `AllReduce`.
@@ -37,6 +41,7 @@ SAME_BITS = {
     "averages": "Adam(0.01, use_ema=True, ema_momentum=0.5)",
     "overwrites": "Adam(0.01, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2)",
     "loss scale": "LossScaleOptimizer(keras.optimizers.Adam(0.01), initial_scale=8.0)",
+    **({"several": SEVERAL} if HAS_MULTI_OPTIMIZER else {}),
 }
 #: Optimizers that add up values of several elements, in another order than `AllReduce`.
 ROUNDED = {
@@ -50,7 +55,7 @@ ROUNDED = {
 
 #: Trainings whose updates have the bits of `AllReduce`, and those in every run of the tests.
 EQUAL = [*SAME_BITS, "eager", "few rows", "fit", "fit, averages", "outside", "halves"]
-QUICK = ["Adam", "loss scale", "few rows", "fit", "halves"]
+QUICK = ["Adam", "loss scale", "several", "few rows", "fit", "halves"]
 
 
 def optimizer_of(text: str, excluded: bool = False) -> Any:
@@ -565,7 +570,8 @@ def test_norms_and_sums_are_those_of_whole_gradients(ranks: list[Any], name: str
 
 
 def test_each_rank_holds_half_of_the_state(ranks: list[Any]) -> None:
-    for name in ("Adam", *({"momentum", "averages", "accumulates"} & ranks[0].keys())):
+    others = {"momentum", "averages", "accumulates", "several"}
+    for name in ("Adam", *(others & ranks[0].keys())):
         whole = ranks[0][name][0]["held"]
         parts = [rank[name][1]["held"] for rank in ranks]
         assert max(parts) < 0.54 * whole

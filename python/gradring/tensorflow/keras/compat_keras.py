@@ -52,7 +52,7 @@ from gradring.tensorflow.keras.moving_statistics import normalise
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
 from gradring.tensorflow.rules import updates
 from gradring.tensorflow.rules.replicas import rule_of
-from gradring.tensorflow.rules.updates import updates_of
+from gradring.tensorflow.rules.updates import is_wrapper, updates_of
 from gradring.tensorflow.seams import keras_names as names
 from gradring.tensorflow.seams.table import (
     Found,
@@ -570,7 +570,8 @@ def _build(original: Callable[..., Any], optimizer: Any, variables: Any) -> None
     if communicator_of(strategy) is not None and own is not strategy:
         names.DISTRIBUTION_STRATEGY.set(optimizer, strategy)
         adopt(optimizer.variables, strategy)
-    updates_of(strategy, optimizer).build(optimizer, variables)
+    if not is_wrapper(optimizer):
+        updates_of(strategy, optimizer).build(optimizer, variables)
     original(optimizer, variables)
 
 

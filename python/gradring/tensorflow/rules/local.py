@@ -74,7 +74,7 @@ class LocalUpdates(UpdatesInRounds):
                 f"use_ema=True of {optimizer.name} would average the weights of each rank for "
                 f"itself under update={self._rule}; leave one of them out"
             )
-        if self._rule.outer is not None and not hasattr(optimizer, "inner_optimizer"):
+        if self._rule.outer is not None:
             self._momenta[optimizer] = [
                 optimizer.add_variable_from_reference(variable, name="outer_momentum")
                 for variable in variables

@@ -276,8 +276,6 @@ def describe(optimizer: Any, first_dtype: str = "float32") -> str:
     """
     known: Any = sys.modules["keras"].optimizers
     kind = type(optimizer)
-    if kind is known.LossScaleOptimizer:
-        return describe(optimizer.inner_optimizer, first_dtype)
     for keras_name, (name, values) in _OPTIMIZERS.items():
         if kind is getattr(known, keras_name):
             described = {it: of(getattr(optimizer, it)) for it, of in values.items()}

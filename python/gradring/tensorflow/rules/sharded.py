@@ -73,8 +73,6 @@ class ShardedUpdates(Updates):
             gradring.errors.ConfigError: The optimizer does not update each element by itself, or a
                 variable is assigned by its gradient.
         """
-        if hasattr(optimizer, "inner_optimizer"):
-            return
         self._check(optimizer, variables)
         self._parts[optimizer] = Parts(
             optimizer.name, self._communicator, variables, self._bucket_bytes

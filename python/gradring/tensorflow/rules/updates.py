@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -299,6 +300,13 @@ class UpdatesInRounds(Updates):
         """Returns the rounds of optimizers that have or train one of these variables."""
         ids = {id_of(variable) for variable in variables}
         return [round for round in self.rounds.values() if round.has_any(ids)]
+
+
+def is_wrapper(optimizer: Any) -> bool:
+    """Returns whether an optimizer of Keras leaves all updates to the optimizers inside of it."""
+    names = ("LossScaleOptimizer", "MultiOptimizer")
+    kinds = [getattr(sys.modules["keras"].optimizers, name, None) for name in names]
+    return isinstance(optimizer, tuple(kind for kind in kinds if kind is not None))
 
 
 def trained_by(optimizer: Any) -> list[Any]:
