@@ -9,9 +9,8 @@ id. The program is written for one process, so the numbers by which it splits, s
 data must be equal on all ranks. A process that a rank starts has other seeds.
 """
 
-import functools
 import hashlib
-import itertools
+import logging
 import os
 import random
 from types import ModuleType
@@ -52,17 +51,20 @@ def _seed_of_job() -> int | None:
 
 
 def seed_numpy(numpy: ModuleType) -> None:
-    """Seeds numpy's global generator, and generators that are created without a seed."""
+    """Seeds numpy's global generator, and all generators that are created without a seed."""
     if _seed is None:
         return
-    own, made, original = _seed, itertools.count(), numpy.random.default_rng
-    numpy.random.seed(own)
-
-    @functools.wraps(original)
-    def default_rng(seed: Any = None) -> Any:
-        return original((own, next(made)) if seed is None else seed)
-
-    setattr(numpy.random, "default_rng", default_rng)  # noqa: B010
+    numpy.random.seed(_seed)
+    source: Any = numpy.random.bit_generator
+    if hasattr(source, "randbits"):
+        # A `SeedSequence` without a seed takes it from this function.
+        source.randbits = random.Random(_seed).getrandbits
+    else:
+        logging.getLogger("gradring").warning(
+            "numpy %s takes seeds from where gradring does not know, so generators without a seed "
+            "differ between the ranks; give them one",
+            numpy.__version__,
+        )
 
 
 def has_drawn(numpy: Any) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -236,16 +237,15 @@ def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert found.steps == 4 and found.is_equal and found.largest == 0 and found.others
 
 
-class Numbers(np.random.RandomState):
-    """In the place of the module `numpy.random`."""
-
-    RandomState = np.random.RandomState
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.default_rng = np.random.default_rng
+@pytest.fixture
+def numpy_as_before() -> Iterator[None]:
+    state, randbits = np.random.get_state(), np.random.bit_generator.randbits
+    yield
+    np.random.set_state(state)
+    np.random.bit_generator.randbits = randbits
 
 
+@pytest.mark.usefixtures("numpy_as_before")
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_numbers_of_numpy_are_those_of_the_rank_or_of_all(
     is_shared: bool, monkeypatch: pytest.MonkeyPatch
@@ -254,14 +254,23 @@ def test_numbers_of_numpy_are_those_of_the_rank_or_of_all(
     for rank in ("0", "0", "1"):
         monkeypatch.setenv("GRADRING_RANK", rank)
         chance.begin(is_recorded=True, is_shared=is_shared)
-        numpy = ModuleType("numpy")
-        numpy.random = Numbers()  # type: ignore[attr-defined]
-        chance.seed_numpy(numpy)
-        assert not chance.has_drawn(numpy)
-        ours = numpy.random
-        drawn.append([ours.rand(), ours.default_rng().random(), ours.default_rng().random()])
-        assert chance.has_drawn(numpy)
-        assert ours.default_rng(seed=5).random() == np.random.default_rng(5).random()
+        chance.seed_numpy(np)
+        assert not chance.has_drawn(np)
+        ours = np.random
+        unseeded = (ours.RandomState(), ours.default_rng(), ours.default_rng())
+        others = [ours.Generator(kind()) for kind in (ours.PCG64, ours.MT19937, ours.Philox)]
+        drawn.append([ours.rand(), unseeded[0].rand(), *(it.random() for it in unseeded[1:])])
+        drawn[-1] += [it.random() for it in others]
+        assert chance.has_drawn(np)
     first, again, other = drawn
-    assert first == again and len(set(first)) == 3
+    assert first == again and len(set(first)) == len(first)
     assert first == other if is_shared else not set(first) & set(other)
+
+
+def test_a_numpy_with_seeds_from_elsewhere_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(chance, "_seed", 1)
+    source = SimpleNamespace(seed=lambda _: None, bit_generator=SimpleNamespace())
+    chance.seed_numpy(SimpleNamespace(random=source, __version__="9.0"))  # type: ignore[arg-type]
+    assert "numpy 9.0 takes seeds from where gradring does not know" in caplog.text

@@ -58,10 +58,13 @@ _UNLIKE = {
 
 #: The same kinds for a program that knows of no replicas: its variables have no aggregation.
 _UNLIKE_IF_GIVEN = {
-    **_UNLIKE,
     "variables": "Each rank assigns them from its part of the batch and keeps its values; files "
     "get those of rank 0. Assign the mean over the ranks: "
     'gradring.tensorflow.all_reduce(value, op="mean")',
+    "weights": "Each rank has set its own, as by load_weights or set_weights, or its step scales or "
+    "skips updates by a loss of its own samples; files get those of rank 0. Give all ranks the "
+    "same files, and decide by the mean loss: "
+    'gradring.tensorflow.all_reduce(loss, op="mean")',
 }
 
 
@@ -190,13 +193,15 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
             host=communicator.host,
         )
     model.stop_training = bool(stop)
-    _warn_of_unlike_variables(epoch)
+    is_last = model.stop_training or epoch + 1 == (callbacks.params or {}).get("epochs")
+    _warn_of_unlike_variables(epoch, is_last)
 
 
-def _warn_of_unlike_variables(epoch: int) -> None:
+def _warn_of_unlike_variables(epoch: int, is_last: bool) -> None:
     """Warns on rank 0, once in a `fit`, of variables with different values on the ranks.
 
-    All weights are compared in a model's first epoch only, because their digest takes time.
+    All weights are compared in a model's first epoch and in the last one of each `fit`, because
+    their digest takes time.
 
     Raises:
         gradring.errors.ConfigError: Variables differ in the group of a strict strategy.
@@ -206,11 +211,10 @@ def _warn_of_unlike_variables(epoch: int) -> None:
     communicator = model.distribute_strategy.communicator
     if communicator.world_size == 1 or not fit.compares:
         return
-    is_first = updates_of(model.distribute_strategy).ends_equal and not getattr(
-        model, "_gradring_weights_compared", False
-    )
+    is_due = is_last or not getattr(model, "_gradring_weights_compared", False)
     model._gradring_weights_compared = True
-    weights = model.weights if is_first else ()
+    is_equal = updates_of(model.distribute_strategy).ends_equal
+    weights = model.weights if is_due and is_equal else ()
     raw = list(raw_variables_of(model))
     # A given program's variables belong to no strategy, so their assignments are not recorded.
     of_given = is_given(model.distribute_strategy)
