@@ -330,6 +330,43 @@ def gradients_of_no_tape() -> Any:
     return told(model, model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0))
 
 
+class Steps(keras.Model):  # type: ignore[misc]
+    """Steps that take no gradient of a loss by variables alone."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        (w,) = self.trainable_variables
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(tf.square(x @ w - y))
+        x += 5.0 * tape.gradient(loss, x)
+        error = x @ w - y
+        self.total.update_state(tf.reduce_sum(tf.square(error)))
+        # A sum over samples, without a tape.
+        self.optimizer.apply_gradients([(tf.matmul(x, error, transpose_a=True), w)])
+        right = tf.abs(error) < 1.0
+        counts = {"right": tf.math.count_nonzero(right), "rows": tf.shape(x)[0]}
+        return {"loss": tf.reduce_mean(error), "total": self.total.result(), **counts}
+
+
+@program
+def sums_without_a_tape() -> Any:
+    model = functional(Steps, dense(use_bias=False))
+    model.total = keras.metrics.Mean(name="total")
+    model.compile(keras.optimizers.SGD(0.001))
+    return told(model, model.fit(X, Y, batch_size=12, epochs=2, shuffle=False, verbose=0))
+
+
+@program
+def sums_by_a_metric_function() -> Any:
+    def wrong(y: Any, p: Any) -> Any:
+        return tf.reduce_sum(tf.cast(tf.abs(y - p) > 1.0, tf.float32))
+
+    model = functional()
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[wrong])
+    return told(model, model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0))
+
+
 @program
 def functions_in_a_step() -> Any:
     """Of which each is traced once, and takes uneven parts of a batch."""

@@ -34,6 +34,11 @@ def distribute() -> dict[str, Any]:
                 int(strategy.experimental_local_results(batch)[0].shape[0])
                 for batch in strategy.experimental_distribute_dataset(own)
             ],
+            "scalar": refusal(
+                lambda: strategy.experimental_distribute_dataset(
+                    tf.data.Dataset.zip(plain, tf.data.Dataset.range(9))
+                )
+            ),
             "function": refusal(lambda: strategy.distribute_datasets_from_function(lambda _: own)),
         }
 
@@ -43,6 +48,9 @@ def test_batch_sizes_that_differ_are_an_error_on_all_ranks_where_batches_are_div
         error = told.pop("divided")
         assert error.startswith("MismatchError: experimental_distribute_dataset: rank 1 on ")
         assert "has batch_size=8, and rank 0 on " in error and "batch_size=16" in error
+        scalar = told.pop("scalar")
+        assert scalar.startswith(f"ConfigError: rank {rank} of ")
+        assert "tensor 2 of 2 in its elements is a scalar; repeat it for each" in scalar
         assert told == {
             "unknown on rank 1": "not refused",
             "off": [[8] * 4, [4] * 4][rank],

@@ -100,6 +100,8 @@ CURVED = {
     "at most": lambda x: tf.minimum(tf.reduce_mean(x), 1.0),
     "root, and more": lambda x: 2.0 * tf.sqrt(tf.reduce_mean(x)) + tf.reduce_mean(x),
     "in a function": lambda x: tf.function(tf.exp)(tf.reduce_mean(x)),
+    "largest": tf.reduce_max,
+    "smallest of each column": lambda x: tf.reduce_mean(tf.reduce_min(x, 0)),
 }
 WEIGHTED = {
     "by what a mask keeps": lambda x: tf.reduce_sum(x * kept(x)) / (tf.reduce_sum(kept(x)) + 1e-6),
@@ -107,6 +109,8 @@ WEIGHTED = {
     "and more": lambda x: 2 * tf.reduce_sum(x) / tf.reduce_sum(kept(x)) + tf.reduce_mean(x),
 }
 NEITHER = {
+    "sum times mean": lambda x: tf.reduce_sum(x) * tf.reduce_mean(x),
+    "sum by a mean": lambda x: tf.reduce_sum(x) / tf.reduce_mean(tf.square(x)),
     "root of a sum": lambda x: tf.sqrt(tf.reduce_sum(tf.square(x))),
     "pairs": lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True)),
     "a value for each class": lambda x: tf.math.confusion_matrix(kept(x)[:, 0], kept(x)[:, 1], 2),
@@ -123,8 +127,15 @@ PAIRS = {
     ),
     "expanded": lambda x: tf.reduce_sum(tf.expand_dims(x, 0) * tf.expand_dims(x, 1)),
     "in a function": lambda x: tf.function(lambda y: tf.matmul(y, y, transpose_b=True))(x),
+    "rolled": lambda x: tf.reduce_mean(x * tf.roll(x, 1, axis=0)),
+    "reversed": lambda x: tf.reduce_mean(x * tf.reverse(x, [0])),
+    "accumulated": lambda x: tf.reduce_sum(tf.cumsum(x)),
+    "softmax over samples": lambda x: tf.reduce_sum(x[:, 0] * tf.nn.softmax(x[:, 0])),
+    "sorted": lambda x: tf.reduce_sum(tf.sort(x[:, 0]) * x[:, 0]),
 }
 NO_PAIRS = {
+    "softmax of each sample": lambda x: tf.reduce_mean(tf.nn.softmax(x)),
+    "along a sample": lambda x: tf.reduce_mean(tf.cumsum(tf.roll(x, 1, axis=-1), axis=1)),
     "covariances": lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_a=True)),
     "a table of weights": lambda x: tf.matmul(x, tf.reshape(WEIGHTS, (1, 4)), transpose_b=True),
     "within a sample": lambda x: tf.matmul(x[:, :, None], x[:, None, :]),

@@ -19,6 +19,7 @@ NAMED = {
     "pairs": "a loss is, as far as its graph tells, neither a mean nor a sum",
     "root": "a loss is no linear function",
     "own step": "a loss is, as far as its graph tells, neither a mean nor a sum",
+    "weights by counts": "a loss is divided by a sum over data",
     "sum of a layer, eager": "add_loss got a scalar in an eager step",
 }
 EQUAL = (
@@ -51,6 +52,7 @@ def losses() -> dict[str, Any]:
         "sum of a layer, eager": squares(),
         "penalty of weights, eager": squares(),
         "own sum": squares(reduction="sum"),
+        "weights by counts": squares(reduction="sum"),
         "pairs": lambda y, p: similarities(y, p, y),
         "gathered pairs": gathered,
         "root": lambda y, p: ops.sqrt(ops.mean(ops.square(y - p))),
@@ -83,6 +85,14 @@ def trained() -> dict[str, Any]:
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"loss": loss}
 
+    class Detector(keras.Model):  # type: ignore[misc]
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, **more: Any) -> Any:
+            hits = keras.ops.sum(keras.ops.cast(y > 0, "float32"))
+            weights = keras.ops.ones_like(y[:, 0]) / keras.ops.maximum(hits, 1.0)
+            return super().compute_loss(x, y, y_pred, weights, **more)
+
+    kinds = {"own step": Own, "weights by counts": Detector}
+
     from gradring.tensorflow.keras import inseparable_losses
 
     numbers = np.random.default_rng(0)
@@ -103,7 +113,7 @@ def trained() -> dict[str, Any]:
                 hidden = keras.layers.Dense(3, kernel_regularizer=penalty)(inputs)
                 if "of a layer" in name:
                     hidden = Penalty(name=name.partition(" ")[0])(hidden)
-                kind = Own if name == "own step" else keras.Model
+                kind = kinds.get(name, keras.Model)
                 model = kind(inputs, keras.layers.Dense(COLUMNS)(hidden))
                 model.compile(keras.optimizers.SGD(1e-3), loss, run_eagerly="eager" in name)
             logs = model.fit(data, epochs=2, verbose=0).history["loss"]

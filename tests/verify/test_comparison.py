@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -239,10 +240,11 @@ def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def numpy_as_before() -> Iterator[None]:
-    state, randbits = np.random.get_state(), np.random.bit_generator.randbits
+    source: Any = np.random.bit_generator
+    state, randbits = np.random.get_state(), source.randbits
     yield
     np.random.set_state(state)
-    np.random.bit_generator.randbits = randbits
+    source.randbits = randbits
 
 
 @pytest.mark.usefixtures("numpy_as_before")

@@ -706,7 +706,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         dataset = data_order.agreed(owned, self._communicator)
         batch_sizes.check(dataset, self._communicator)
         dataset = file_caches.own(dataset, self._place_in_data)
-        distributed = super()._experimental_distribute_dataset(dataset, options)
+        with batch_sizes.names_scalars(dataset, self._communicator):
+            distributed = super()._experimental_distribute_dataset(dataset, options)
         if self._container_strategy().is_given:
             static_batches.keep(distributed, dataset, self.replicas)
         return distributed

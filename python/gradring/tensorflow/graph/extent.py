@@ -98,8 +98,13 @@ _KEEPS_DIMENSIONS = frozenset(
         *("Minimum", "Equal", "NotEqual", "Less", "Greater", "Cast", "Identity", "StopGradient"),
     )
 )
+_EXTREMES = ("Max", "Min")
 _QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
 _PRODUCTS = ("Mul", "MulNoNan", *_QUOTIENTS)
+#: Operations along a dimension, each with the position of the input that names it.
+_ALONG = dict.fromkeys(("Cumprod", "Cumsum", "CumulativeLogsumexp", "ReverseV2"), 1) | {"Roll": 2}
+#: Operations that normalise or sort the only dimension of a vector.
+_OF_VECTORS = ("LogSoftmax", "Softmax", "TopKV2")
 #: Operations by which a factor of an input is one of the result.
 _SCALED = _LINEAR.union(_PRODUCTS, ("Maximum", "Minimum"))
 
@@ -131,7 +136,7 @@ def extent_of(
         batch: Tensors that have a row for each sample.
         means: Tensors that count as means without a look at their graph.
         filled: Tensors of the batch that were made of others, in this order; values of pairs stay
-            such values.
+            such values, and quotients by a sum of the samples' values.
     """
     if not is_in_graph(tensor):
         return _UNKNOWN
@@ -141,7 +146,9 @@ def extent_of(
         for result, source in filled:
             if is_in_graph(result) and is_in_graph(source):
                 (found,) = _in_graph([source], known)
-                known[_key(result)] = replace(_ROWS, is_paired=found.is_paired)
+                known[_key(result)] = replace(
+                    _ROWS, is_paired=found.is_paired, is_weighted=found.is_weighted
+                )
         return _in_graph([tensor], known)[0]
     except (AttributeError, LookupError, TypeError, ValueError):
         return _UNKNOWN
@@ -334,6 +341,8 @@ def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
         found = replace(found, is_weighted=True)
     if found != _INDEPENDENT or not output.dtype.is_floating:
         return found
+    if op.type in _EXTREMES and inputs[0].has_rows:
+        return replace(found, is_mean=True, is_curved=True)
     are_means = [each.is_mean for each in inputs]
     if not any(are_means) and not any(each.depends and not each.is_shape for each in inputs):
         return found
@@ -343,7 +352,7 @@ def _derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
 
 def _is_paired(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
     """Returns whether an operation combines each sample with each other one, or gets such pairs."""
-    if any(each.is_paired for each in inputs):
+    if any(each.is_paired for each in inputs) or _is_along_samples(op, inputs):
         return True
     if len(inputs) != 2 or not inputs[0].has_rows:
         return len(inputs) == 2 and inputs[1].has_rows and inputs[0].has_columns
@@ -355,6 +364,17 @@ def _is_paired(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
         turned = op.get_attr("transpose_b")
         return inputs[1].has_rows if turned else inputs[1].has_columns
     return op.type in _KEEPS_DIMENSIONS and inputs[1].has_columns
+
+
+def _is_along_samples(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
+    """Returns whether an operation moves, sorts or accumulates values along the samples."""
+    if not inputs or not inputs[0].has_rows:
+        return False
+    rank = op.inputs[0].shape.rank
+    if op.type in _OF_VECTORS:
+        return bool(rank == 1)
+    axes = _static(op.inputs[_ALONG[op.type]]) if op.type in _ALONG and rank else None
+    return axes is not None and any(int(axis) % rank == 0 for axis in np.ravel(axes))
 
 
 def _has_columns(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
@@ -413,6 +433,9 @@ def _product(sign: int) -> Rule:
         if first.degree is None or second.degree is None:
             return _UNKNOWN
         has_rows = first.has_rows or second.has_rows
+        is_uneven = {first.degree, second.degree} == {0, 1}
+        if is_uneven and not has_rows and (first.is_mean or second.is_mean):
+            return _UNKNOWN
         for value, factor in ((first, 1), (second, 0)):
             if value.counts is not None and not inputs[factor].depends and (factor or sign > 0):
                 return _divided(value, op.inputs[factor], sign)
@@ -687,7 +710,7 @@ _RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("Select", "SelectV2"), _choice),
     "Sum": _reduction(1),
-    **dict.fromkeys(("Mean", "Max", "Min"), _reduction(0)),
+    **dict.fromkeys(("Mean", *_EXTREMES), _reduction(0)),
     "Prod": _reduction(None),
     "Shape": _shape,
     "Size": _size,

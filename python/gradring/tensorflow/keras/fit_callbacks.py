@@ -61,8 +61,8 @@ _UNLIKE_IF_GIVEN = {
     "variables": "Each rank assigns them from its part of the batch and keeps its values; files "
     "get those of rank 0. Assign the mean over the ranks: "
     'gradring.tensorflow.all_reduce(value, op="mean")',
-    "weights": "Each rank has set its own, as by load_weights or set_weights, or its step scales or "
-    "skips updates by a loss of its own samples; files get those of rank 0. Give all ranks the "
+    "weights": "Each rank has set its own, as by load_weights or set_weights, or its step scales "
+    "or skips updates by a loss of its own samples; files get those of rank 0. Give all ranks the "
     "same files, and decide by the mean loss: "
     'gradring.tensorflow.all_reduce(loss, op="mean")',
 }

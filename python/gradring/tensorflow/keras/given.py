@@ -161,9 +161,10 @@ def gradient(
     """Stands in for `tf.GradientTape.gradient`; reduces gradients of variables over all ranks."""
     flat = tf.nest.flatten(sources)
     are_variables = [hasattr(source, "assign") for source in flat]
-    if not any(are_variables):
-        return original(tape, target, sources, output_gradients, unconnected_gradients)
     targets = tf.nest.flatten(target)
+    if not any(are_variables):
+        found = original(tape, target, sources, output_gradients, unconnected_gradients)
+        return _of_whole_mean(targets, sources, found)
     is_sum = _is_sum(targets)
     share = own_share()
     weighs_target = not is_sum and share is not None and not share.is_equal and all(are_variables)
@@ -184,6 +185,25 @@ def gradient(
     for index, gradient in zip(chosen, reduced, strict=True):
         found[index] = gradient
     return tf.nest.pack_sequence_as(sources, found)
+
+
+def _of_whole_mean(targets: Sequence[Any], sources: Any, found: Any) -> Any:
+    """Divides gradients of this rank's mean, by its own samples, into those of the whole mean."""
+    share = own_share()
+    are_means = all(_extent(target).is_mean for target in targets)
+    if not are_means or share is None or current().has_whole_batch:
+        return found
+    factor = share.ratio / replicas_of(tf.distribute.get_strategy())
+
+    def scaled(source: Any, gradient: Any) -> Any:
+        if not isinstance(gradient, tf.Tensor) or not _extent(source).has_rows:
+            return gradient
+        whole = gradient * tf.cast(factor, gradient.dtype)
+        # It belongs to its sample, although it shrinks with the number of samples.
+        current().batch.append(whole)
+        return whole
+
+    return tf.nest.map_structure(scaled, sources, found)
 
 
 def _weighed(targets: Sequence[Any], slopes: Any, share: Share) -> list[Any]:
@@ -280,13 +300,20 @@ def apply(
         and not reductions.has_gradient_of(variable)
         and not _is_reduced_in_function(gradient, variable)
     ]
-    those = [variables[index] for index in chosen]
-    reduced = _reduced([grads[index] for index in chosen], those, False, own_share())
-    for index, gradient in zip(chosen, reduced, strict=True):
-        grads[index] = gradient
+    sums = [index for index in chosen if _is_sum([_values_of(grads[index])])]
+    means = [index for index in chosen if index not in sums]
+    for indices, is_sum, share in ((sums, True, None), (means, False, own_share())):
+        those = [variables[index] for index in indices]
+        reduced = _reduced([grads[index] for index in indices], those, is_sum, share)
+        for index, gradient in zip(indices, reduced, strict=True):
+            grads[index] = gradient
     # The optimizer sees one replica, so it applies the reduced gradients as one process would.
     with _context_outside:
         return original(optimizer, grads, trainable_variables)
+
+
+def _values_of(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def add_variable(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -360,6 +387,21 @@ def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
     return _as_mean(loss * tf.cast(factor, loss.dtype))
 
 
+def check_values(values: tf.Tensor) -> None:
+    """Warns of values of samples that Keras adds up, and that depend on other samples."""
+    extent = _extent(values)
+    if extent.is_weighted or extent.is_paired:
+        _warn_unless_mean(values, extent)
+
+
+def whole_scalar(values: tf.Tensor) -> tf.Tensor:
+    """Scales the argument of a mean metric, if it is a sum over this rank's samples."""
+    if not values.dtype.is_floating or not is_in_graph(values):
+        return values
+    extent = _extent(values)
+    return sum_of_samples(values) if extent.is_sum and not extent.is_weighted else values
+
+
 def is_sum(loss: Any) -> bool:
     """Returns whether a scalar loss of the program's own is a sum over samples."""
     return _is_sum([loss])
@@ -391,8 +433,11 @@ def whole_logs(logs: Any) -> Any:
                 return log
             return tf.distribute.get_replica_context().all_gather(log, axis=0)
         extent = _extent(log)
-        is_sum = log.dtype.is_floating and extent.is_sum and not extent.is_weighted
-        return sum_of_samples(log) if is_sum else log
+        if not extent.is_sum or extent.is_weighted:
+            return log
+        if log.dtype.is_integer and not current().has_whole_batch:
+            return tf.distribute.get_replica_context().all_reduce(_SUM, log)
+        return sum_of_samples(log) if log.dtype.is_floating else log
 
     return tf.nest.map_structure(whole, logs)
 

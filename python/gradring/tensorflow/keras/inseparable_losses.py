@@ -61,10 +61,12 @@ def check(losses: Sequence[Any]) -> None:
     if replicas_of(strategy) == 1 or updates_of(strategy).are_local:
         return
     for loss in filter(is_in_graph, losses):
-        extent = extent_of(loss, step.batch)
-        # Losses of single samples may have passed layers that know the batch.
+        extent = extent_of(loss, step.batch, filled=step.filled)
+        # Losses of single samples may have passed layers that know the batch, and Keras multiplies
+        # a mask by a quotient of its sums.
         is_whole = not loss.shape.rank and not extent.is_mixed
-        if not (extent.is_paired or (is_whole and (extent.is_weighted or extent.is_curved))):
+        is_weighted = extent.is_weighted and (is_whole or step.mask is None)
+        if not (extent.is_paired or is_weighted or (is_whole and extent.is_curved)):
             continue
         problem = problem_of(loss, extent)
         if problem is None or problem in _warned or comes_from(loss, "Gradring"):

@@ -292,6 +292,9 @@ def update_mean(
     Keras counts the losses of a model's outputs once for each batch, regardless of its size. A
     replica's part of a batch therefore counts by the replica's share of the samples.
     """
+    if is_given(tf.distribute.get_strategy()):
+        values = tf.convert_to_tensor(values)
+        values = values if values.shape.rank else given.whole_scalar(values)
     part = given.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
     if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
