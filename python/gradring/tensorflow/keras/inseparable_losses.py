@@ -100,8 +100,8 @@ def check_added(model: Any, loss: Any) -> None:
     _warned.add("add_loss")
     if communicator.rank == 0:
         _log.warning(
-            "add_loss got a scalar in an eager step, which does not show whether it is a mean or a "
-            "sum over samples; it is taken for a mean, so each of %d replicas divides a sum; leave "
-            "out run_eagerly=True, or pass one value for each sample",
+            "add_loss got a scalar in an eager step, where gradring cannot tell a mean from a sum "
+            "over samples. It counts as a mean: each of %d replicas divides it. Leave out "
+            "run_eagerly=True, or pass one value for each sample",
             replicas_of(strategy),
         )
