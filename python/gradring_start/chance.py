@@ -9,6 +9,7 @@ id. The program is written for one process, so the numbers by which it splits, s
 data must be equal on all ranks. A process that a rank starts has other seeds.
 """
 
+import functools
 import hashlib
 import logging
 import os
@@ -58,6 +59,7 @@ def seed_numpy(numpy: ModuleType) -> None:
     source: Any = numpy.random.bit_generator
     if hasattr(source, "randbits"):
         # A `SeedSequence` without a seed takes it from this function.
+        _restore_in_forks(source)
         source.randbits = random.Random(_seed).getrandbits
     else:
         logging.getLogger("gradring").warning(
@@ -65,6 +67,13 @@ def seed_numpy(numpy: ModuleType) -> None:
             "differ between the ranks; give them one",
             numpy.__version__,
         )
+
+
+@functools.cache
+def _restore_in_forks(source: Any) -> None:
+    """Has forks, such as processes that load data, draw other seeds than their parent."""
+    restore = functools.partial(setattr, source, "randbits", source.randbits)
+    os.register_at_fork(after_in_child=restore)
 
 
 def has_drawn(numpy: Any) -> bool:

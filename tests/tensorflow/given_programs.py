@@ -345,7 +345,8 @@ class Steps(keras.Model):  # type: ignore[misc]
         # A sum over samples, without a tape.
         self.optimizer.apply_gradients([(tf.matmul(x, error, transpose_a=True), w)])
         right = tf.abs(error) < 1.0
-        counts = {"right": tf.math.count_nonzero(right), "rows": tf.shape(x)[0]}
+        number = tf.math.count_nonzero(right, dtype=tf.int16)
+        counts = {"right": number, "rows": tf.shape(x)[0]}
         return {"loss": tf.reduce_mean(error), "total": self.total.result(), **counts}
 
 

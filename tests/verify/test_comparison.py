@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,3 +278,25 @@ def test_a_numpy_with_seeds_from_elsewhere_is_named(
     source = SimpleNamespace(seed=lambda _: None, bit_generator=SimpleNamespace())
     chance.seed_numpy(SimpleNamespace(random=source, __version__="9.0"))  # type: ignore[arg-type]
     assert "numpy 9.0 takes seeds from where gradring does not know" in caplog.text
+
+
+FORKS = """
+import os
+import numpy
+from gradring_start import chance
+chance.begin(is_recorded=True, is_shared=True)
+chance.seed_numpy(numpy)
+for _ in range(2):
+    if os.fork() == 0:
+        print(numpy.random.default_rng().random(), flush=True)
+        os._exit(0)
+    os.wait()
+print(numpy.random.default_rng().random())
+"""
+
+
+def test_forks_draw_other_seeds() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert len(set(done.stdout.split())) == 3

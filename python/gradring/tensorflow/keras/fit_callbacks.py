@@ -193,8 +193,8 @@ def end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: An
             host=communicator.host,
         )
     model.stop_training = bool(stop)
-    is_last = model.stop_training or epoch + 1 == (callbacks.params or {}).get("epochs")
-    _warn_of_unlike_variables(epoch, is_last)
+    epochs = (getattr(callbacks, "params", None) or {}).get("epochs")
+    _warn_of_unlike_variables(epoch, model.stop_training or epoch + 1 == epochs)
 
 
 def _warn_of_unlike_variables(epoch: int, is_last: bool) -> None:

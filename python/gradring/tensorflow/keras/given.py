@@ -436,7 +436,9 @@ def whole_logs(logs: Any) -> Any:
         if not extent.is_sum or extent.is_weighted:
             return log
         if log.dtype.is_integer and not current().has_whole_batch:
-            return tf.distribute.get_replica_context().all_reduce(_SUM, log)
+            # Collectives do not take all types of integers.
+            total = tf.distribute.get_replica_context().all_reduce(_SUM, tf.cast(log, tf.int64))
+            return tf.cast(total, log.dtype)
         return sum_of_samples(log) if log.dtype.is_floating else log
 
     return tf.nest.map_structure(whole, logs)

@@ -294,7 +294,7 @@ def update_mean(
     """
     if is_given(tf.distribute.get_strategy()):
         values = tf.convert_to_tensor(values)
-        values = values if values.shape.rank else given.whole_scalar(values)
+        values = given.whole_scalar(values) if values.shape.rank == 0 else values
     part = given.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
     if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
