@@ -53,6 +53,7 @@ def losses() -> dict[str, Any]:
         "penalty of weights, eager": squares(),
         "own sum": squares(reduction="sum"),
         "weights by counts": squares(reduction="sum"),
+        "masked normalisation": squares(),
         "pairs": lambda y, p: similarities(y, p, y),
         "gathered pairs": gathered,
         "root": lambda y, p: ops.sqrt(ops.mean(ops.square(y - p))),
@@ -111,6 +112,9 @@ def trained() -> dict[str, Any]:
                 inputs = keras.Input((COLUMNS,))
                 penalty = "l2" if name.startswith("penalty") else None
                 hidden = keras.layers.Dense(3, kernel_regularizer=penalty)(inputs)
+                if name == "masked normalisation":
+                    steps = keras.layers.Masking()(keras.layers.Reshape((3, 1))(hidden))
+                    hidden = keras.layers.Flatten()(keras.layers.BatchNormalization()(steps))
                 if "of a layer" in name:
                     hidden = Penalty(name=name.partition(" ")[0])(hidden)
                 kind = kinds.get(name, keras.Model)
@@ -148,3 +152,9 @@ def test_losses_of_whole_batches_are_named_by_rank_0(found: Any, loss: str) -> N
     assert "2 replicas" in named
     assert not alone
     assert not second
+
+
+@needs_fit
+def test_batch_normalisation_with_a_mask_is_not_named(found: Any) -> None:
+    for each in found:
+        assert each["masked normalisation"]["said"] == []

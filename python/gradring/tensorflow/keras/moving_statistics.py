@@ -316,7 +316,11 @@ def normalise(
     call = functools.partial(original, layer, inputs, *args, **kwargs)
     is_local = updates_of(strategy).are_local
     if not (is_local or strategy.extended._use_merge_call()):
-        return statistics.follow(layer, is_empty, call)
+        outputs = statistics.follow(layer, is_empty, call)
+        if _has_mask(*args, **kwargs):
+            # A loss is not said to be divided by the mask's sum, as the moments are.
+            current().filled.append((outputs, inputs))
+        return outputs
     outputs = empty_batches.unless(is_empty, of_layer(layer), call)
     if is_local:
         updates_of(strategy).add_statistics(of_layer(layer))
@@ -332,6 +336,10 @@ def _follows(layer: Any, training: Any = None, mask: Any = None) -> bool:
     Calls with a mask always do, even those of synchronised layers.
     """
     return bool(training and layer.trainable) and not (layer.synchronized and mask is None)
+
+
+def _has_mask(training: Any = None, mask: Any = None) -> bool:
+    return mask is not None
 
 
 def _graph() -> tf.Graph:
