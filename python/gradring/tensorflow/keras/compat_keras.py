@@ -524,10 +524,10 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
     weights, reduction = bound.arguments["sample_weight"], bound.arguments["reduction"]
     if reduction in (None, "none"):
         return original(values, *args, **kwargs)
-    inseparable_losses.check([values])
-    # Keras multiplies a mask by a quotient of its sums.
-    if is_given(tf.distribute.get_strategy()) and replica_step.current().mask is None:
+    if is_given(tf.distribute.get_strategy()):
         given.check_values(values)
+    else:
+        inseparable_losses.check([values])
     if reduction == "sum":
         return sample_shares.weighed_sum(original(values, *args, **kwargs))
     with sample_shares.divided(values, weights, replica_step.current().mask, reduction):

@@ -247,7 +247,7 @@ def _is_reduced_in_function(gradient: Any, variable: Any) -> bool:
 
     The function may have been traced for an earlier step, so its graph is searched.
     """
-    own = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    own = _values_of(gradient)
     if not is_in_graph(own):
         return False
     ahead = [own.op]
@@ -389,6 +389,8 @@ def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
 
 def check_values(values: tf.Tensor) -> None:
     """Warns of values of samples that Keras adds up, and that depend on other samples."""
+    if current().mask is not None:
+        return  # Keras has multiplied it by a quotient of its sums.
     extent = _extent(values)
     if extent.is_weighted or extent.is_paired:
         _warn_unless_mean(values, extent)
