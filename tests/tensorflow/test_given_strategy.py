@@ -128,6 +128,60 @@ model.fit(x, x[:, :1], batch_size=16, verbose=0)
 """
 
 
+METRICS = """\
+import keras, numpy as np, tensorflow as tf
+ops, X = keras.ops, np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+def told(metric):
+    metric.__name__ = metric.__name__ + "_told"
+    return metric
+@told
+def f1(t, p):
+    both = ops.sum(t * p)
+    return 2 * both / (ops.sum(t) + ops.sum(p))
+@told
+def root(t, p):
+    return ops.sqrt(ops.mean(ops.square(t - p)))
+@told
+def largest(t, p):
+    return ops.max(ops.abs(t - p))
+@told
+def of_pairs(t, p):
+    similar = ops.matmul(p, ops.transpose(p))
+    return ops.equal(ops.argmax(similar, -1), ops.arange(ops.shape(p)[0]))
+def mean(t, p):
+    return ops.mean(ops.abs(t - p))
+def rows(t, p):
+    return ops.max(ops.abs(t - p), -1)
+def right(t, p):
+    return tf.reduce_mean(tf.cast(tf.equal(t > 0.5, p > 0.5), tf.float32))
+def dice(t, p):
+    both = ops.sum(t * p, 1)
+    return ops.mean((2 * both + 1) / (ops.sum(t, 1) + ops.sum(p, 1) + 1))
+inputs = keras.Input((4,))
+model = keras.Model(inputs, keras.layers.Dense(2, activation="sigmoid")(inputs))
+functions = [f1, root, largest, of_pairs, mean, rows, right, dice]
+model.compile("sgd", "mse", metrics=[*functions, "accuracy", "mae", keras.metrics.AUC()])
+model.fit(X, (X[:, :2] > 0).astype("float32"), batch_size=12, verbose=0)
+"""
+
+
+def test_metrics_whose_parts_do_not_give_them_are_named(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(METRICS)
+    done = subprocess.run(
+        [sys.executable, "-m", "gradring", "run", "--with-strategy", "-np", "2", program],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "a value of the metric" in line]
+    assert all(line.startswith("[0] ") for line in lines)
+    assert len(lines) == 4, lines
+    for name in ("f1", "root", "largest", "of_pairs"):
+        assert sum(f"'{name}_told'" in line for line in lines) == 1, name
+
+
 def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(WARNED)

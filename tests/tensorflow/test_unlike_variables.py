@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,3 +112,62 @@ def test_unlike_variables_are_named() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="needs tf_keras")
 def test_unlike_variables_of_tf_keras_are_named() -> None:
     assert check({"TF_USE_LEGACY_KERAS": "1"}).startswith("tf_keras")
+
+
+ON_BATCH = """\
+import contextlib, keras, numpy as np, os, sys, tensorflow as tf
+from gradring.tensorflow import CustomCollectiveStrategy
+what, scope = sys.argv[1], contextlib.nullcontext()
+if sys.argv[2] == "scope":
+    scope = CustomCollectiveStrategy().scope()
+class Seen(keras.layers.Layer):
+    def build(self, shape):
+        self.seen = self.add_weight(name="seen", shape=(), initializer="zeros", trainable=False)
+    def call(self, x):
+        self.seen.assign(tf.reduce_max(x) if what == "assigned" else 1.0)
+        return x
+with scope:
+    model = keras.Sequential([keras.Input((2,)), Seen(), keras.layers.Dense(1)], name="m")
+    model.compile("sgd", "mse")
+    bias = model.layers[-1].bias
+for step in range(5):
+    x = np.random.normal(size=(6, 2))
+    if what == "drawn" and step == 3:
+        x = tf.random.normal((6, 2))
+    if sys.argv[2] == "scope":
+        x = x + int(os.environ["GRADRING_RANK"])
+    model.train_on_batch(x, np.ones((6, 1)))
+    if what == "set" and step == 1:
+        bias.assign([float(os.environ["GRADRING_RANK"])])
+"""
+
+
+@needs_fit
+@pytest.mark.parametrize(
+    ("what", "way", "told"),
+    [
+        ("nothing", "given", ""),
+        ("assigned", "given", "after batch 1 of train_on_batch, variables of the model 'm' differ"),
+        ("set", "given", "after batch 4 of train_on_batch, weights of the model 'm' differ"),
+        ("drawn", "given", "batch 4 of train_on_batch of the model 'm' differs"),
+        ("nothing", "scope", ""),
+        ("assigned", "scope", "after batch 1 of train_on_batch, variables of the model 'm' differ"),
+        ("set", "scope", "after batch 4 of train_on_batch, weights of the model 'm' differ"),
+    ],
+)
+def test_train_on_batch_compares_at_some_batches(
+    tmp_path: Path, what: str, way: str, told: str
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(ON_BATCH)
+    options = ["--with-strategy"] if way == "given" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "gradring", "run", *options, "-np", "2", program, what, way],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "train_on_batch" in line]
+    assert len(lines) == bool(told), lines
+    assert all(line.startswith(f"[0] gradring: {told}") for line in lines), lines

@@ -21,12 +21,11 @@ import tensorflow as tf
 from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.together import agreed
-from gradring.tensorflow.graph import apart
-from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
+from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
 from gradring.tensorflow.graph.context import holding
-from gradring.tensorflow.graph.model_variables import build, raw_variables_of, variables_of
+from gradring.tensorflow.graph.model_variables import build, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
-from gradring.tensorflow.replicas import unlike
+from gradring.tensorflow.keras import unlike_models
 from gradring.tensorflow.rules.replicas import rule_of, sync, sync_model
 from gradring.tensorflow.rules.updates import updates_of, updates_of_optimizers
 from gradring.tensorflow.seams import keras_names
@@ -41,31 +40,6 @@ _SAVE_NOTHING = (
 )
 #: Callbacks of Keras that stop a training or change its rate by the logs.
 _DECIDE_BY_LOGS = ("EarlyStopping", "ReduceLROnPlateau")
-#: Number of variables that a warning names.
-NAMES_SHOWN = 8
-#: The kinds of differences that `unlike` finds, in its order, each with cause and remedy.
-_UNLIKE = {
-    "variables": "Each rank assigns them from its part of the batch and keeps its values; files "
-    "get those of rank 0. Make them with aggregation=tf.VariableAggregation.MEAN (in Keras 3 "
-    "aggregation='mean'), or copy those of rank 0 to all ranks after fit: "
-    "gradring.tensorflow.broadcast_variables(model.variables)",
-    "weights": "Each rank has set its own, as by load_weights, set_weights or adapt with other "
-    "files or data; files get those of rank 0. Give all ranks the same files, and adapt to the "
-    "same data in the same order (shuffle with a seed). Or call before fit: "
-    "gradring.tensorflow.broadcast_variables(model.variables)",
-}
-
-
-#: The same kinds for a program that knows of no replicas: its variables have no aggregation.
-_UNLIKE_IF_GIVEN = {
-    "variables": "Each rank assigns them from its part of the batch and keeps its values; files "
-    "get those of rank 0. Assign the mean over the ranks: "
-    'gradring.tensorflow.all_reduce(value, op="mean")',
-    "weights": "Each rank has set its own, as by load_weights or set_weights, or its step scales "
-    "or skips updates by a loss of its own samples; files get those of rank 0. Give all ranks the "
-    "same files, and decide by the mean loss: "
-    'gradring.tensorflow.all_reduce(loss, op="mean")',
-}
 
 
 @dataclass
@@ -208,28 +182,11 @@ def _warn_of_unlike_variables(epoch: int, is_last: bool) -> None:
     """
     fit = _fit.get()
     model = fit.model
-    communicator = model.distribute_strategy.communicator
-    if communicator.world_size == 1 or not fit.compares:
+    if model.distribute_strategy.communicator.world_size == 1 or not fit.compares:
         return
-    is_due = is_last or not getattr(model, "_gradring_weights_compared", False)
+    of_weights = is_last or not getattr(model, "_gradring_weights_compared", False)
     model._gradring_weights_compared = True
-    is_equal = updates_of(model.distribute_strategy).ends_equal
-    weights = model.weights if is_due and is_equal else ()
-    raw = list(raw_variables_of(model))
-    # A given program's variables belong to no strategy, so their assignments are not recorded.
-    of_given = is_given(model.distribute_strategy)
-    known = model.non_trainable_variables if of_given else ()
-    found = unlike([*variables_of(model), *raw], communicator, weights, [*known, *raw])
-    fit.compares = not any(found)
-    causes = _UNLIKE_IF_GIVEN if of_given else _UNLIKE
-    for (kind, cause), names in zip(causes.items(), found, strict=True):
-        if names:
-            shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
-            apart.tell(
-                communicator,
-                f"after epoch {epoch} of fit, {kind} of the model {model.name!r} differ between "
-                f"the ranks ({len(names)}): {shown}. {cause}",
-            )
+    fit.compares = not unlike_models.tell(model, f"epoch {epoch} of fit", of_weights)
 
 
 def end(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:

@@ -123,6 +123,11 @@ def give_values_of_chief(model: Any) -> None:
         broadcast_variables(variables, 0, communicator)
 
 
+def are_of_loop(batches: Any) -> bool:
+    """Returns whether batches come from a (distributed) iterator, as those of `fit` do."""
+    return isinstance(batches, (tf.data.Iterator, tf.distribute.DistributedIterator))
+
+
 def part_of_batch(data: Any) -> tuple[Any, int | None]:
     """Returns this rank's rows of a batch that every rank has, and the batch's number of rows.
 
@@ -396,12 +401,43 @@ def check_values(values: tf.Tensor) -> None:
         _warn_unless_mean(values, extent)
 
 
-def whole_scalar(values: tf.Tensor) -> tf.Tensor:
-    """Scales the argument of a mean metric, if it is a sum over this rank's samples."""
-    if not values.dtype.is_floating or not is_in_graph(values):
+def whole_value(values: tf.Tensor, metric: Any) -> tf.Tensor:
+    """Scales the argument of a mean metric, if it is a sum over this rank's samples.
+
+    Warns on rank 0 of values that parts of a batch do not give.
+
+    Args:
+        values: A scalar, or a value for each sample.
+        metric: The metric.
+    """
+    if not is_in_graph(values):
         return values
     extent = _extent(values)
-    return sum_of_samples(values) if extent.is_sum and not extent.is_weighted else values
+    if values.shape.rank != 0:
+        _warn_of_metric(metric, problem_of(values, extent) if extent.is_paired else None)
+        return values
+    if not values.dtype.is_floating:
+        return values
+    if extent.is_sum and not extent.is_weighted:
+        return sum_of_samples(values)
+    _warn_of_metric(metric, problem_of(values, extent))
+    return values
+
+
+def _warn_of_metric(metric: Any, problem: str | None) -> None:
+    """Warns on rank 0 of a metric whose values of parts of a batch do not give that of the whole.
+
+    A metric that shows a loss is not named if the loss has been.
+    """
+    if problem is None or problem in _warned or _strategy.communicator.rank > 0:
+        return
+    _warn_once(
+        f"metric {metric.name}",
+        "a value of the metric %r %s; its log is the mean of the ranks' values, which may not be "
+        "that of one process (GRADRING_WITH_STRATEGY). Add up its parts in a keras.metrics.Metric",
+        metric.name,
+        problem,
+    )
 
 
 def is_sum(loss: Any) -> bool:
@@ -553,8 +589,7 @@ def logs_of_batch(model: Any, batches: Any, logs: Any) -> Any:
 
     Metrics other than means are read again over all ranks: a mean of the ranks' results is wrong.
     """
-    is_of_loop = isinstance(batches, (tf.data.Iterator, tf.distribute.DistributedIterator))
-    if is_of_loop or not _has_other_metrics(model):
+    if are_of_loop(batches) or not _has_other_metrics(model):
         return logs
     return keras_names.LOGS_OF_EPOCH.of(model)(logs)
 

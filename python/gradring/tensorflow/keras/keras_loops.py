@@ -23,7 +23,7 @@ from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, is_given
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.fallback import falls_back
-from gradring.tensorflow.keras import empty_batches, given, sample_shares
+from gradring.tensorflow.keras import empty_batches, given, sample_shares, unlike_models
 from gradring.tensorflow.rules.replicas import sync_model
 from gradring.tensorflow.rules.updates import updates_of
 from gradring.tensorflow.seams import keras_names
@@ -86,6 +86,7 @@ class _StepFunction:
         communicator: Communicator,
         take: Callable[[Any], Any],
         finish: Callable[[Any, Any], Any],
+        own_batches: unlike_models.OwnBatches | None,
     ) -> None:
         self._function = function
         self._communicator = communicator
@@ -93,12 +94,20 @@ class _StepFunction:
         self._take = take
         #: Takes the loop's argument and the function's logs; returns the final logs.
         self._finish = finish
+        #: Comparison of batches that come from no (distributed) iterator, or None.
+        self._own_batches = own_batches
         #: The function for `predict_on_batch`, once there is one.
         self.own_rows: Any = None
 
     def __call__(self, batches: Any) -> Any:
+        own = None if given.are_of_loop(batches) else self._own_batches
+        if own is not None:
+            batches = own.before(iter(batches))
         with self._communicator.step():
-            return self._finish(batches, self._function(self._take(batches)))
+            logs = self._finish(batches, self._function(self._take(batches)))
+        if own is not None:
+            own.after()
+        return logs
 
     def __getattr__(self, name: str) -> Any:
         if name == "_function":  # missing while the object is being copied
@@ -136,7 +145,9 @@ def make_step(
         take = _as_it_is if name == "predict_function" else weighed
         is_plain = name == "predict_function" or not is_given(strategy)
         finish = _logs_as_they_are if is_plain else functools.partial(given.logs_of_batch, model)
-        setattr(model, name, _StepFunction(function, strategy.communicator, take, finish))
+        own = unlike_models.OwnBatches(model) if name == "train_function" else None
+        step = _StepFunction(function, strategy.communicator, take, finish, own)
+        setattr(model, name, step)
     return getattr(model, name)
 
 

@@ -62,7 +62,7 @@ class OwnBatch(NamedTuple):
 
 def own_batches(strategy: Any, iterator: Any) -> Any:
     """Wraps batches in `OwnBatch`, unless they come from a (distributed) iterator."""
-    if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+    if given.are_of_loop(iterator):
         return iterator
     if not is_given(strategy):
         return map(OwnBatch, iterator)
@@ -293,8 +293,7 @@ def update_mean(
     replica's part of a batch therefore counts by the replica's share of the samples.
     """
     if is_given(tf.distribute.get_strategy()):
-        values = tf.convert_to_tensor(values)
-        values = given.whole_scalar(values) if values.shape.rank == 0 else values
+        values = given.whole_value(tf.convert_to_tensor(values), metric)
     part = given.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
     if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
