@@ -335,7 +335,12 @@ PROGRAMS = _of(
     PACKAGE + "tensorflow/**/",
     TESTS + "program_fuzz/test_program_fuzz.py::"
     "test_a_program_trains_on_ranks_as_in_one_process_with",
-    ("given.py", "all_reduce(_SUM if is_sum else _MEAN", "all_reduce(_MEAN", "[a sum in a step]"),
+    (
+        "given_gradients.py",
+        "all_reduce(_SUM if is_sum else _MEAN",
+        "all_reduce(_MEAN",
+        "[a sum in a step]",
+    ),
     ("extent.py", '"Sum": _reduction(1)', '"Sum": _reduction(0)', "[a loss that is a sum]"),
     ("own_draws.py", "if number == 0:", "if True:", "[own draws]"),
     (
@@ -344,9 +349,14 @@ PROGRAMS = _of(
         "_summed",
         "[rows of an embedding]",
     ),
-    ("given.py", "return extent.is_sum", "return False", "[a sum by add_loss]"),
-    ("given.py", "if not any(are_variables):", "if True:", "[clipping in a step]"),
-    ("given.py", "(means, False, own_share())", "(means, False, None)", "[gradients of no tape]"),
+    ("given_losses.py", "return extent.is_sum", "return False", "[a sum by add_loss]"),
+    ("given_gradients.py", "if not any(are_variables):", "if True:", "[clipping in a step]"),
+    (
+        "given_gradients.py",
+        "(means, False, own_share())",
+        "(means, False, None)",
+        "[gradients of no tape]",
+    ),
     (
         "compat_keras.py",
         "value / count if value.dtype",

@@ -39,6 +39,9 @@ from gradring.tensorflow.keras import (
     empty_batches,
     fit_callbacks,
     given,
+    given_gradients,
+    given_losses,
+    given_metrics,
     gradient_norm,
     inseparable_losses,
     keras_loops,
@@ -191,11 +194,12 @@ def _replacements() -> Iterator[Replacement]:
 
 def _replacements_if_given() -> Iterator[Replacement]:
     """Yields the replacements for programs that know of no replicas."""
+    yield _traced(compat.row("GradientTape.gradient"), given_gradients.gradient, given.is_in_step)
     for seam in (names.APPLY, names.APPLY_SCALED):
-        yield _traced(seam, given.apply, given.is_in_step)
-        yield _traced(seam, given.apply_outside, given.is_outside)
-    yield _traced(names.ADD_VARIABLE, given.add_variable, given.is_in_step)
-    yield _traced(names.LOGS_OF_EPOCH, given.logs_of_epoch, _is_given)
+        yield _traced(seam, given_gradients.apply, given.is_in_step)
+        yield _traced(seam, given_gradients.apply_outside, given.is_outside)
+    yield _traced(names.ADD_VARIABLE, given_gradients.add_variable, given.is_in_step)
+    yield _traced(names.LOGS_OF_EPOCH, given_metrics.logs_of_epoch, _is_given)
     loops = (names.FIT, names.EVALUATE, names.PREDICT)
     for seam in loops:
         yield _plain(seam, given.begins_equal, _is_given)
@@ -525,7 +529,7 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
     if reduction in (None, "none"):
         return original(values, *args, **kwargs)
     if is_given(tf.distribute.get_strategy()):
-        given.check_values(values)
+        given_losses.check_values(values)
     else:
         inseparable_losses.check([values])
     if reduction == "sum":
@@ -534,8 +538,8 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
         reduced = original(values, *args, **kwargs)
         if values.shape.rank != 0:
             return reduced
-        if is_given(tf.distribute.get_strategy()) and given.is_sum(reduced):
-            return given.sum_of_samples(reduced)
+        if is_given(tf.distribute.get_strategy()) and given_losses.are_sums([reduced]):
+            return given_losses.sum_of_samples(reduced)
         return names.SCALE_LOSS.there()(reduced)
 
 
@@ -550,7 +554,7 @@ def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any
         return total
     inseparable_losses.check_added(model, loss)
     with falls_back("the sum over ranks of a sum in add_loss", "it is averaged as a mean is"):
-        if given.is_sum_of_samples(loss, total):
+        if given_losses.is_sum_of_samples(loss, total):
             return sample_shares.weighed_sum(total)
     return total if is_given(tf.distribute.get_strategy()) else original(model, loss)
 

@@ -23,7 +23,13 @@ from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import adopt, communicator_of, is_given
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.fallback import falls_back
-from gradring.tensorflow.keras import empty_batches, given, sample_shares, unlike_models
+from gradring.tensorflow.keras import (
+    empty_batches,
+    given,
+    given_metrics,
+    sample_shares,
+    unlike_models,
+)
 from gradring.tensorflow.rules.replicas import sync_model
 from gradring.tensorflow.rules.updates import updates_of
 from gradring.tensorflow.seams import keras_names
@@ -144,7 +150,9 @@ def make_step(
         weighed = functools.partial(sample_shares.own_batches, strategy)
         take = _as_it_is if name == "predict_function" else weighed
         is_plain = name == "predict_function" or not is_given(strategy)
-        finish = _logs_as_they_are if is_plain else functools.partial(given.logs_of_batch, model)
+        finish = (
+            _logs_as_they_are if is_plain else functools.partial(given_metrics.logs_of_batch, model)
+        )
         own = unlike_models.OwnBatches(model) if name == "train_function" else None
         step = _StepFunction(function, strategy.communicator, take, finish, own)
         setattr(model, name, step)

@@ -29,7 +29,7 @@ from gradring.tensorflow.data import counting
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
 from gradring.tensorflow.graph.replica_step import Share, current, holding
-from gradring.tensorflow.keras import given
+from gradring.tensorflow.keras import given, given_losses, given_metrics
 from gradring.tensorflow.keras.empty_batches import first_rows_of, may_come_in, unless
 from gradring.tensorflow.rules.updates import updates_of
 
@@ -150,8 +150,8 @@ def make_function(
             logs = step_function(data)
             if not is_given(strategy):
                 return logs
-            given.note_metrics(model, logs)
-            return given.whole_logs(logs)
+            given_metrics.note_metrics(model, logs)
+            return given_losses.whole_logs(logs)
 
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:
@@ -182,7 +182,7 @@ def make_function(
             total = taken.samples.read_value()
         share = Share(_share(own, total), False, has_equal_shapes)
         if is_given(strategy):
-            given.note_share(share)
+            given_losses.note_share(share)
         with holding(share=share):
             logs = counted(own, data)
         # Each replica's logs become its part of a mean over replicas.
@@ -219,7 +219,7 @@ def divided(
         reduction: Keras' name of a reduction that divides.
     """
     divisor = None
-    if given.own_share() is not None and values.shape.rank:
+    if given_losses.own_share() is not None and values.shape.rank:
         divisor = _divisor_of(values, weights, mask, reduction)
     return holding(divisor=divisor)
 
@@ -231,16 +231,16 @@ def _divisor_of(values: tf.Tensor, weights: Any, mask: Any, reduction: str) -> t
     if mask is not None:
         valid, steps = tf.reduce_sum(tf.cast(mask, tf.float64)), tf.size(mask)
         return valid * tf.math.divide_no_nan(size, tf.cast(steps, tf.float64))
-    part, rest = given.own_share(), values.shape[1:]
+    part, rest = given_losses.own_share(), values.shape[1:]
     is_known = rest.is_fully_defined() and part is not None and part.has_equal_shapes
     return None if is_known or not rest.rank else size
 
 
 def weighed(loss: tf.Tensor) -> tf.Tensor:
     """Weighs a mean of Keras by the replica's share of the mean's divisor."""
-    part, own = given.own_share(), current().divisor
+    part, own = given_losses.own_share(), current().divisor
     if is_given(tf.distribute.get_strategy()):
-        return given.mean_of_keras(loss, _factor(own, part))
+        return given_losses.mean_of_keras(loss, _factor(own, part))
     if part is None or (part.is_equal and own is None):
         return loss
     if own is None:
@@ -266,8 +266,8 @@ def weighed_sum(loss: tf.Tensor) -> tf.Tensor:
     The gradient of the sum stays as it is.
     """
     if is_given(tf.distribute.get_strategy()):
-        return given.sum_of_samples(loss)
-    part = given.own_share()
+        return given_losses.sum_of_samples(loss)
+    part = given_losses.own_share()
     if part is None or part.is_equal:
         return loss
     return _with_gradient(loss, tf.math.reciprocal_no_nan(part.ratio), tf.ones_like(part.ratio))
@@ -293,8 +293,8 @@ def update_mean(
     replica's part of a batch therefore counts by the replica's share of the samples.
     """
     if is_given(tf.distribute.get_strategy()):
-        values = given.whole_value(tf.convert_to_tensor(values), metric)
-    part = given.own_share()
+        values = given_metrics.whole_value(tf.convert_to_tensor(values), metric)
+    part = given_losses.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
     if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
         assert part is not None

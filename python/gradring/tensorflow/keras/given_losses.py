@@ -1,0 +1,173 @@
+"""Losses and logs of models that `given` lets train together: sums and means over samples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.adoption import is_given, replicas_of
+from gradring.tensorflow.graph.extent import Extent, extent_of, is_in_graph
+from gradring.tensorflow.graph.replica_step import Share, current
+from gradring.tensorflow.keras import given
+from gradring.tensorflow.keras.inseparable_losses import problem_of
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+def own_share() -> Share | None:
+    """Returns this rank's share of the samples, or None if it is unknown.
+
+    A `tf.function` in a step reads the share from a variable, because other graphs may call it.
+    """
+    share = current().share
+    if share is None or compat.can_take(share.ratio):
+        return share
+    if not given.is_in_step() or share.is_equal:
+        return None
+    return share._replace(ratio=_share_of_step().read_value())
+
+
+def note_share(share: Share) -> None:
+    """Stores this rank's share of the samples at the start of a step, for `own_share`."""
+    with tf.device("/device:CPU:0"):
+        _share_of_step().assign(share.ratio)
+
+
+@functools.cache
+def _share_of_step() -> tf.Variable:
+    return compat.plain_variable(1, "share", tf.float64)
+
+
+def mean_of_keras(loss: tf.Tensor, factor: tf.Tensor | None) -> tf.Tensor:
+    """Notes a loss of Keras as a mean over samples, and multiplies it by `factor`, if any.
+
+    The factor corrects a mean that is not divided by the number of samples, such as a masked one.
+    """
+    if is_in_graph(loss) and (extent := extent_in_step(loss)).is_paired:
+        _warn_unless_mean(loss, extent)
+    if factor is not None:
+        loss = loss * tf.cast(factor, loss.dtype)
+    return _as_mean(loss)
+
+
+def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
+    """Scales a sum over this rank's samples so that the mean over ranks is the sum over all."""
+    if current().has_whole_batch:
+        return _as_mean(loss)
+    count, share = replicas_of(tf.distribute.get_strategy()), own_share()
+    factor = tf.constant(float(count), tf.float64)
+    if share is not None and not share.is_equal:
+        factor *= tf.math.reciprocal_no_nan(share.ratio)
+    return _as_mean(loss * tf.cast(factor, loss.dtype))
+
+
+def check_values(values: tf.Tensor) -> None:
+    """Warns of values of samples that Keras adds up, and that depend on other samples."""
+    if current().mask is not None:
+        return  # Keras has multiplied it by a quotient of its sums.
+    extent = extent_in_step(values)
+    if extent.is_weighted or extent.is_paired:
+        _warn_unless_mean(values, extent)
+
+
+def is_sum_of_samples(loss: Any, total: tf.Tensor) -> bool:
+    """Returns whether a value passed to `add_loss` is, or becomes, a sum over samples.
+
+    Args:
+        loss: The value; Keras adds up all of its elements.
+        total: That sum.
+    """
+    if tf.is_symbolic_tensor(total):
+        extent = extent_in_step(total)
+        if is_given(tf.distribute.get_strategy()):
+            _warn_unless_mean(total, extent)
+        return extent.is_sum
+    return _has_rows(tf.convert_to_tensor(loss))
+
+
+def whole_logs(logs: Any) -> Any:
+    """Extends a step's logs to all samples: gathers values per sample, and adds up sums."""
+
+    def whole(log: Any) -> Any:
+        if not isinstance(log, tf.Tensor):
+            return log
+        if _has_rows(log):
+            if current().has_whole_batch:
+                return log
+            return tf.distribute.get_replica_context().all_gather(log, axis=0)
+        extent = extent_in_step(log)
+        if not extent.is_sum or extent.is_weighted:
+            return log
+        if log.dtype.is_integer and not current().has_whole_batch:
+            # Collectives do not take all types of integers.
+            total = tf.distribute.get_replica_context().all_reduce(_SUM, tf.cast(log, tf.int64))
+            return tf.cast(total, log.dtype)
+        return sum_of_samples(log) if log.dtype.is_floating else log
+
+    return tf.nest.map_structure(whole, logs)
+
+
+def _has_rows(value: tf.Tensor) -> bool:
+    """Returns whether a tensor has one row for each sample."""
+    if tf.is_symbolic_tensor(value):
+        return bool(value.shape.rank) and extent_in_step(value).has_rows
+    return bool(value.shape.rank) and value.shape[0] in _sizes_of_batch()
+
+
+def _sizes_of_batch() -> set[int]:
+    return {each.shape[0] for each in current().batch if each.shape.rank}
+
+
+def _as_mean(loss: tf.Tensor) -> tf.Tensor:
+    current().means.append(loss)
+    return loss
+
+
+def are_sums(targets: Sequence[Any]) -> bool:
+    """Returns whether losses of the program's own are sums over samples; warns of others."""
+    extents = [extent_in_step(target) for target in targets]
+    for target, extent in zip(targets, extents, strict=True):
+        _warn_unless_mean(target, extent)
+    if not (current().means or all(map(is_in_graph, targets))):
+        _warn_of_eager_loss()
+    if current().has_whole_batch:
+        return False  # every rank has the same sum, so the mean over ranks is that sum
+    return bool(extents) and all(extent.is_sum for extent in extents)
+
+
+def extent_in_step(tensor: Any) -> Extent:
+    """Returns how a tensor of the step depends on its batch."""
+    step = current()
+    return extent_of(tensor, step.batch, step.means, step.filled)
+
+
+def _warn_unless_mean(loss: Any, extent: Extent) -> None:
+    """Warns on rank 0 of a loss that is neither a mean nor a sum over samples.
+
+    The ranks' parts of such a loss do not add up to the loss of one process.
+    """
+    what = problem_of(loss, extent)
+    if what is not None:
+        given.warn_once(
+            what,
+            "a loss %s; it is taken for a mean, so its gradients may differ from those of one "
+            "process (GRADRING_WITH_STRATEGY). `gradring verify` shows how much",
+            what,
+        )
+
+
+def _warn_of_eager_loss() -> None:
+    """Warns on rank 0 of a loss without a graph in a step in which Keras has computed none."""
+    world_size = given.strategy().communicator.world_size
+    if world_size > 1:
+        given.warn_once(
+            "eager loss",
+            "an eager step does not show whether a loss is a mean or a sum over samples; it is "
+            "taken for a mean, so a sum is divided by %d ranks (GRADRING_WITH_STRATEGY); leave out "
+            "run_eagerly=True",
+            world_size,
+        )
