@@ -13,7 +13,7 @@ import pytest
 from gradring import updates
 from gradring.testing import run_ranks
 from support.chosen import chosen, marked
-from support.keras_models import needs_fit
+from support.keras_models import HAS_MULTI_OPTIMIZER, needs_fit
 from support.tf_worker import refusal, take_one_thread
 
 pytestmark = [needs_fit, pytest.mark.timeout(600)]
@@ -38,6 +38,13 @@ CASES: dict[str, tuple[str, Found, bool]] = {
     "passes": ("Adam(0.01)", {"backward_passes_per_step": 2}, False),
 }
 QUICK = ["global_clipnorm"]
+
+
+def several_of(optimizer: Any) -> Any:
+    import keras
+
+    kinds = keras.optimizers
+    return kinds.MultiOptimizer(kinds.OptimizerMap(optimizer, {}))
 
 
 def optimizer_of(text: str, update: updates.Rule, **options: Any) -> Any:
@@ -269,6 +276,7 @@ def refusals() -> dict[str, str]:
         "arguments": text(adam, updates.Sharded(sync_every=2)),
         "TensorFlow 1": text(old),
         "loss scale": text(keras.optimizers.LossScaleOptimizer(adam)),
+        "several": text(several_of(adam)) if HAS_MULTI_OPTIMIZER else "inside of a MultiOptimizer",
         "process set": text(adam, process_set=half),
         "compression": text(adam, compression=hvd.Compression.fp16),
         "local": refusal(lambda: made.register_local_var(weight)),
@@ -409,6 +417,7 @@ def test_what_does_not_fit_is_refused(ranks: list[Found]) -> None:
         assert found["TensorFlow 1"].startswith("NotImplementedError: ")
         assert "needs an optimizer of Keras 3" in found["TensorFlow 1"]
         assert "inside of a LossScaleOptimizer" in found["loss scale"]
+        assert "inside of a MultiOptimizer" in found["several"]
         assert "and process_set=" in found["process set"]
         assert "does not take compression=" in found["compression"]
         assert "weight would differ between them" in found["local"]

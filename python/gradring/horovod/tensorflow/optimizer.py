@@ -87,7 +87,7 @@ def DistributedOptimizer(
 
     Raises:
         gradring.errors.ConfigError: `update` is another rule. Or it is `Sharded()`, and the
-            optimizer is a `LossScaleOptimizer`, or `process_set` or `compression` is given.
+            optimizer is one that contains others, or `process_set` or `compression` is given.
         NotImplementedError: The op is neither Average nor Sum. Or `optimizer` is not one of Keras
             or TensorFlow 1, or one of Keras in a graph for sessions. Or it does not support
             `update`.

@@ -51,10 +51,10 @@ def check_rule(optimizer: Any, update: Rule, options: Options) -> None:
         raise NotImplementedError(
             f"{of_rule} needs an optimizer of Keras 3, and {kind} is none; leave out update="
         )
-    if hasattr(optimizer, "inner_optimizer"):
+    if updates.is_wrapper(optimizer):
         raise ConfigError(
-            f"{of_rule} divides the state of the optimizer inside of a {kind}; distribute that "
-            f"one: {kind}(hvd.DistributedOptimizer(optimizer, update=Sharded()))"
+            f"{of_rule} divides the state of an optimizer inside of a {kind}; distribute each of "
+            f"those that {kind} has: hvd.DistributedOptimizer(optimizer, update=Sharded())"
         )
     if options.process_set.ranks is not None:
         raise ConfigError(
