@@ -182,6 +182,70 @@ def test_metrics_whose_parts_do_not_give_them_are_named(tmp_path: Path) -> None:
         assert sum(f"'{name}_told'" in line for line in lines) == 1, name
 
 
+MERGED = """\
+import keras, numpy as np, sys, tensorflow as tf
+class Graphs(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = keras.layers.Dense(4), keras.layers.Dense(1)
+    def call(self, graphs):
+        nodes, numbers = graphs
+        return self.outer(tf.math.segment_mean(self.inner(nodes), numbers))
+def batches(sizes=(1, 2, 3, 2)):
+    for seed in range(4):
+        numbers = np.repeat(np.arange(4), sizes).astype("int32")
+        x = np.random.default_rng(seed).normal(size=(12, 3)).astype("float32")
+        yield (x[: len(numbers)], numbers), x[:4, :1]
+keras.utils.set_random_seed(1)
+model = Graphs()
+model.compile("sgd", "mse")
+if sys.argv[1] == "whole":
+    for batch in batches():
+        model.train_on_batch(*batch)
+    print(model.get_weights()[0].tolist())
+else:
+    sizes = [8, None][sys.argv[1] == "unknown"], [4, None][sys.argv[1] == "unknown"]
+    nodes, graphs = tf.TensorSpec((sizes[0], 3)), tf.TensorSpec((sizes[1], 1))
+    spec = (nodes, tf.TensorSpec((sizes[0],), tf.int32)), graphs
+    model.fit(tf.data.Dataset.from_generator(batches, output_signature=spec), verbose=0)
+"""
+
+
+@pytest.mark.parametrize("sizes", ["known", "unknown"])
+def test_a_batch_whose_rows_are_no_samples_is_not_divided(tmp_path: Path, sizes: str) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(MERGED)
+    done = subprocess.run(
+        [sys.executable, "-m", "gradring", "run", "--with-strategy", "-np", "2", program, sizes],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode != 0
+    assert "ConfigError: " in done.stderr, done.stderr
+    assert "tensors of a part of a batch have different numbers of rows" in done.stderr
+    assert "train by train_on_batch, which leaves such a batch whole" in done.stderr
+
+
+def test_each_rank_trains_the_whole_of_a_batch_whose_rows_are_no_samples(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(MERGED)
+    command = [sys.executable, str(program), "whole"]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    together = subprocess.run(
+        [sys.executable, "-m", "gradring", "run", "--with-strategy", "-np", "2", *command[1:]],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    expected = flat(json.loads(alone.stdout))
+    found = [line.partition("] ")[2] for line in together.stdout.splitlines()]
+    assert len(found) == 2
+    for line in found:
+        assert flat(json.loads(line)) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(WARNED)

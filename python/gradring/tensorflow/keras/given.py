@@ -27,12 +27,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gradring.errors import ConfigError
 from gradring.gradients.replicas import hash_of
 from gradring.group.require_equal import gather_if_different
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
 from gradring.tensorflow.graph.replica_step import current
+from gradring.tensorflow.keras.empty_batches import rows_of
 from gradring.tensorflow.replicas import contents
 from gradring.tensorflow.seams import keras_names
 
@@ -42,6 +44,14 @@ _strategy: Any = None
 #: TensorFlow's default replica context, in which code outside of any strategy runs.
 _context_outside: Any = None
 _warned: set[str] = set()
+
+UNEQUAL_ROWS = "tensors of a part of a batch have different numbers of rows"
+#: Remedy for `UNEQUAL_ROWS`.
+DIVIDED = (
+    "each tensor is divided along its first dimension, which must be that of the samples: train by "
+    "train_on_batch, which leaves such a batch whole, or in a strategy by "
+    "distribute_datasets_from_function (GRADRING_WITH_STRATEGY)"
+)
 
 
 def give(strategy: Any) -> None:
@@ -147,6 +157,27 @@ def part_of_batch(data: Any) -> tuple[Any, int | None]:
         return data, None
     begin, end = ((communicator.rank + more) * size // communicator.world_size for more in (0, 1))
     return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[begin:end], data), size
+
+
+def require_rows_of_samples(data: Any) -> None:
+    """Requires that all tensors of a rank's part of a batch have as many rows.
+
+    Otherwise their rows are no samples, as in a batch of graphs that is one graph, and its parts do
+    not belong together. A graph adds ops for shapes that it does not know.
+
+    Raises:
+        gradring.errors.ConfigError: The static shapes have different numbers of rows.
+        tf.errors.InvalidArgumentError: The numbers differ when the step runs; `UNEQUAL_ROWS` is its
+            message.
+    """
+    found = [rows for leaf in tf.nest.flatten(data) if (rows := rows_of(leaf)) is not None]
+    static = {rows for rows in found if isinstance(rows, int)}
+    if len(static) > 1:
+        raise ConfigError(f"{UNEQUAL_ROWS} {sorted(static)}", advice=DIVIDED)
+    for rows in found[1:]:
+        if not (isinstance(rows, int) and isinstance(found[0], int)):
+            first = tf.cast(found[0], tf.int64)
+            tf.debugging.assert_equal(first, tf.cast(rows, tf.int64), UNEQUAL_ROWS)
 
 
 def _rows(leaf: Any) -> int | None:

@@ -21,6 +21,7 @@ from gradring.errors import ConfigError, GradringError
 from gradring.group.require_equal import require_equal
 from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.fallback import falls_back
+from gradring.tensorflow.keras.given import DIVIDED, UNEQUAL_ROWS
 from gradring.tensorflow.seams import keras_names
 
 #: Arguments that decide the number of collectives, or the training's result.
@@ -62,7 +63,7 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 
     Raises:
         gradring.errors.ConfigError: The loop failed, and the static shape of an input has the batch
-            size of all ranks.
+            size of all ranks. Or tensors of a batch that is divided have different numbers of rows.
         gradring.errors.MismatchError: The ranks have different arguments.
     """
     communicator = model.distribute_strategy.communicator
@@ -80,31 +81,50 @@ def compared(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
             own = _own(given.arguments)
             whole = _whole_static_batch(model, given.arguments)
         require_equal(communicator, own, of=loop, remedy=_REMEDY)
-        if whole is not None:
-            return _explained(original, model, whole, *args, **kwargs)
+        return _explained(original, model, whole, *args, **kwargs)
     return original(model, *args, **kwargs)
 
 
 def _explained(
-    original: Callable[..., Any], model: Any, whole: int, *args: Any, **kwargs: Any
+    original: Callable[..., Any], model: Any, whole: int | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls a loop for a model that perhaps takes whole batches only, such as one with a state."""
+    """Calls a loop, and names the cause if it fails because batches are divided."""
     try:
         return original(model, *args, **kwargs)
     except (ValueError, tf.errors.InvalidArgumentError) as error:
-        strategy = model.distribute_strategy
-        replicas = replicas_of(strategy)
-        part = -(-whole // replicas)
-        is_of_shapes = all(re.search(rf"\b{size}\b", str(error)) for size in (whole, part))
-        if isinstance(error, GradringError) or not is_of_shapes:
+        cause = None if isinstance(error, GradringError) else _cause_of(error, model, whole)
+        if cause is None:
             raise
-        rank, host = strategy.communicator.rank, strategy.communicator.host
+        communicator = model.distribute_strategy.communicator
+        rank, host = communicator.rank, communicator.host
         raise ConfigError(
-            f"{original.__name__} of the model {model.name!r} failed on rank {rank} of {host}. An "
-            f"input has the static batch size {whole}, and each of {replicas} replicas gets a "
-            f"part of a batch, of {part} samples. Make the input with that size, or without a "
-            "batch size"
+            f"{original.__name__} of the model {model.name!r} failed on rank {rank} of {host}. "
+            f"{cause}",
+            rank=rank,
+            host=host,
         ) from error
+
+
+def _cause_of(error: Exception, model: Any, whole: int | None) -> str | None:
+    """Returns what a loop's error says of the division of batches, or None.
+
+    Args:
+        error: An error of Keras or TensorFlow.
+        model: The model, which perhaps takes whole batches only, such as one with a state.
+        whole: The batch size, if an input has it as a static shape.
+    """
+    if UNEQUAL_ROWS in str(error):
+        return f"Some {UNEQUAL_ROWS}; {DIVIDED}"
+    if whole is None:
+        return None
+    replicas = replicas_of(model.distribute_strategy)
+    part = -(-whole // replicas)
+    if not all(re.search(rf"\b{size}\b", str(error)) for size in (whole, part)):
+        return None
+    return (
+        f"An input has the static batch size {whole}, and each of {replicas} replicas gets a part "
+        f"of a batch, of {part} samples. Make the input with that size, or without a batch size"
+    )
 
 
 def _whole_static_batch(model: Any, given: Mapping[str, Any]) -> int | None:

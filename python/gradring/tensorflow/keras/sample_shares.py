@@ -156,6 +156,8 @@ def make_function(
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:
         if not isinstance(data, OwnBatch):
+            if is_given(strategy):
+                given.require_rows_of_samples(data)
             return weighed_by(None, False, data)
         data, given_total = data
         with holding(has_whole_batch=given_total is None and is_given(strategy)):
