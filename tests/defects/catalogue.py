@@ -341,7 +341,7 @@ PROGRAMS = _of(
         "all_reduce(_MEAN",
         "[a sum in a step]",
     ),
-    ("extent.py", '"Sum": _reduction(1)', '"Sum": _reduction(0)', "[a loss that is a sum]"),
+    ("extent_rules.py", '"Sum": _reduction(1)', '"Sum": _reduction(0)', "[a loss that is a sum]"),
     ("own_draws.py", "if number == 0:", "if True:", "[own draws]"),
     (
         "sparse.py",

@@ -9,7 +9,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from gradring.tensorflow.graph.extent import Extent, extent_of, is_of_no_batch
+from gradring.tensorflow.graph.extent import extent_of, is_of_no_batch
+from gradring.tensorflow.graph.extent_rules import Extent
 
 WEIGHTS = tf.Variable(tf.ones([4]))
 KERNEL = tf.Variable(tf.ones([4, 3]))

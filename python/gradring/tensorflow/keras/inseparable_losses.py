@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
-from gradring.tensorflow.graph.extent import Extent, comes_from, extent_of, is_in_graph
+from gradring.tensorflow.graph.extent import comes_from, extent_of, is_in_graph
+from gradring.tensorflow.graph.extent_rules import Extent
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current
 from gradring.tensorflow.rules.updates import updates_of

@@ -20,7 +20,8 @@ from weakref import WeakSet
 import tensorflow as tf
 
 from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
-from gradring.tensorflow.graph.extent import Extent, extent_of, factors_of
+from gradring.tensorflow.graph.extent import extent_of, factors_of
+from gradring.tensorflow.graph.extent_rules import Extent
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current
 from gradring.tensorflow.keras import inseparable_losses
