@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from typing import Any
 
 import keras
@@ -628,6 +629,53 @@ def sparse_batches_in_any_order() -> Any:
     history = model.fit(batches(), verbose=0)
     predicted = model.predict(batches(), verbose=0).tolist()
     return told(model, history, predicted=predicted)
+
+
+@program
+def penalties_of_sequences() -> Any:
+    """Sums and means of outputs of loops over the steps, whose rows the graph hides."""
+
+    class Penalty(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            self.add_loss(0.01 * tf.reduce_sum(x**2) + 0.01 * tf.reduce_sum(tf.abs(x)))
+            return x
+
+    layers, found = keras.layers, []
+    for layer in (
+        layers.LSTM(2, return_sequences=True),
+        layers.Bidirectional(layers.SimpleRNN(2, return_sequences=True)),
+        layers.TimeDistributed(dense(2)),
+        layers.GRU(2, return_sequences=True, activity_regularizer="l2"),
+    ):
+        is_regularized = layer.activity_regularizer is not None
+        inputs = keras.Input((2, 2))
+        hidden = layer(inputs) if is_regularized else Penalty()(layer(inputs))
+        model = keras.Model(inputs, dense()(hidden))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        x = X.reshape(80, 2, 2)
+        found.append(told(model, model.fit(x, x[..., :1], batch_size=12, shuffle=False, verbose=0)))
+    return dict(enumerate(found))
+
+
+class Reading(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """Reads what it has just saved."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        assert os.path.getsize(self.filepath) > 1000
+
+
+@program
+def checkpoints_that_are_read_at_once() -> Any:
+    """Their path is that of all ranks, or each rank's own."""
+    found = {}
+    for kind, directory in {"common": sys.argv[1], "own": tempfile.mkdtemp()}.items():
+        model = functional()
+        model.compile("sgd", "mse")
+        saving = Reading(os.path.join(directory, "saved.keras"))
+        model.fit(X, Y, batch_size=16, shuffle=False, verbose=0, callbacks=[saving])
+        found[kind] = told(keras.models.load_model(saving.filepath))
+    return found
 
 
 @program

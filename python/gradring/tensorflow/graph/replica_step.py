@@ -155,7 +155,7 @@ class ReplicaStep:
     own_means: list[Any] = field(default_factory=list)
     #: Values that are this rank's part of a mean; only in a program that knows of no replicas.
     means: list[Any] = field(default_factory=list)
-    #: Members of `batch` with a stand-in row for a tensor without rows, each with that tensor.
+    #: Tensors with a row for each sample, each with the tensor of the batch that it was made of.
     filled: list[tuple[Any, Any]] = field(default_factory=list)
     #: True while one rank's assignments reach the others by a broadcast.
     is_broadcast: bool = False

@@ -17,6 +17,7 @@ the function's layers whether the batch is empty.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,6 +105,16 @@ def is_empty(inputs: tf.Tensor) -> bool | tf.Tensor:
 
 def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for the `__call__` of layers and losses; adds a row to an empty batch."""
+    outputs = _with_samples(original, layer, *args, **kwargs)
+    layers = sys.modules["keras"].layers
+    if args and isinstance(layer, (layers.RNN, layers.TimeDistributed)):
+        # The loop over the steps hides from `graph.extent` that outputs have the inputs' rows.
+        tensors = [each for each in tf.nest.flatten(outputs) if isinstance(each, tf.Tensor)]
+        current().filled.extend((each, args[0]) for each in tensors if each.shape.rank)
+    return outputs
+
+
+def _with_samples(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
     if current().is_empty is not None:
         return original(layer, *args, **kwargs)
     given = _given(layer, (args, kwargs))

@@ -9,6 +9,7 @@ methods of Keras get the original first; `compat_keras.py` says where they are u
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -20,8 +21,9 @@ import tensorflow as tf
 
 from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
+from gradring.group.require_equal import gather_if_different
 from gradring.group.together import agreed
-from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
+from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
@@ -49,6 +51,8 @@ class _Fit:
     model: Any
     #: True if the chief has a `ModelCheckpoint`; the others then skip theirs.
     chief_saves: bool = True
+    #: True if a program that knows of no replicas has as many `ModelCheckpoint`s on every rank.
+    save_together: bool = False
     #: Error of this rank's save, kept until the next collective sends it to all ranks.
     unsaved: Exception | None = None
     #: Error of the chief's restore, kept until the next collective sends it to all ranks.
@@ -87,8 +91,12 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
         return [callback for callback in callbacks.callbacks if isinstance(callback, kind)]
 
     fit = _fit.get()
-    saves = bool(those(keras.callbacks.ModelCheckpoint))
-    fit.chief_saves = bool(_from_chief(fit.model, saves, "ModelCheckpoint"))
+    count = len(those(keras.callbacks.ModelCheckpoint))
+    fit.chief_saves = bool(_from_chief(fit.model, count, "ModelCheckpoint"))
+    if is_given(fit.model.distribute_strategy):
+        counts = np.array([count, -count], np.int64)
+        fit.model.distribute_strategy.communicator.all_reduce(counts, "max", name="fit: saves")
+        fit.save_together = bool(counts[0] == -counts[1])
     backups = those(keras.callbacks.BackupAndRestore)
     if updates_of(fit.model.distribute_strategy).holds_parts:
         silent = tuple(getattr(keras.callbacks, name) for name in _SAVE_NOTHING)
@@ -254,10 +262,31 @@ def checkpoint(original: Callable[..., Any], callback: Any, *args: Any, **kwargs
     Programs may give the callback to all ranks, to the chief alone, or to one rank of each host.
     """
     before_saving(callback)
-    if is_in_fit(callback) and not _fit.get().chief_saves:
+    if is_in_fit(callback) and _fit.get().save_together:
+        _checkpoint_together(original, callback, *args, **kwargs)
+    elif is_in_fit(callback) and not _fit.get().chief_saves:
         _saving(original, callback, *args, **kwargs)
     else:
         on_chief(original, callback, *args, **kwargs)
+
+
+def _checkpoint_together(
+    original: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Saves a checkpoint of a program that knows of no replicas, and so may read it at once.
+
+    All ranks run the same callbacks, so they may wait for each other. Where their paths differ, as
+    those of temporary directories do, each rank saves its own.
+
+    Raises:
+        gradring.errors.SaveError: On all ranks, if one could not save.
+    """
+    communicator = callback.model.distribute_strategy.communicator
+    path = os.path.abspath(os.fspath(callback.filepath))
+    paths = gather_if_different(communicator, path.encode(), "fit: path of ModelCheckpoint")
+    with agreed(communicator, "save", "a checkpoint of fit"):
+        if paths is not None or communicator.rank == CHIEF:
+            original(callback, *args, **kwargs)
 
 
 def backup(original: Callable[..., Any], callback: Any) -> None:
