@@ -275,8 +275,8 @@ def _checkpoint_together(
 ) -> None:
     """Saves a checkpoint of a program that knows of no replicas, and so may read it at once.
 
-    All ranks run the same callbacks, so they may wait for each other. Where their paths differ, as
-    those of temporary directories do, each rank saves its own.
+    All ranks run the same callbacks, so they may wait for each other. Each rank saves its own file
+    if the paths differ, as those of temporary directories do.
 
     Raises:
         gradring.errors.SaveError: On all ranks, if one could not save.
