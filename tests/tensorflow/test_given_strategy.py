@@ -27,6 +27,18 @@ def ran(directory: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_together(
+    directory: Path, text: str, *arguments: str, ranks: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program under `--with-strategy`, as `train.py` in the directory."""
+    program = directory / "train.py"
+    program.write_text(text)
+    run = ["-m", "gradring", "run", "--with-strategy", "-np", str(ranks)]
+    return subprocess.run(
+        [sys.executable, *run, program, *arguments], capture_output=True, text=True, timeout=240
+    )
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     done = ran(tmp_path_factory.mktemp("alone") / "files")
@@ -166,14 +178,7 @@ model.fit(X, (X[:, :2] > 0).astype("float32"), batch_size=12, verbose=0)
 
 
 def test_metrics_whose_parts_do_not_give_them_are_named(tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(METRICS)
-    done = subprocess.run(
-        [sys.executable, "-m", "gradring", "run", "--with-strategy", "-np", "2", program],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_together(tmp_path, METRICS)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "a value of the metric" in line]
     assert all(line.startswith("[0] ") for line in lines)
@@ -213,14 +218,7 @@ else:
 
 @pytest.mark.parametrize("sizes", ["known", "unknown"])
 def test_a_batch_whose_rows_are_no_samples_is_not_divided(tmp_path: Path, sizes: str) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(MERGED)
-    done = subprocess.run(
-        [sys.executable, "-m", "gradring", "run", "--with-strategy", "-np", "2", program, sizes],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_together(tmp_path, MERGED, sizes)
     assert done.returncode != 0
     assert "ConfigError: " in done.stderr, done.stderr
     assert "tensors of a part of a batch have different numbers of rows" in done.stderr
@@ -228,33 +226,23 @@ def test_a_batch_whose_rows_are_no_samples_is_not_divided(tmp_path: Path, sizes:
 
 
 def test_each_rank_trains_the_whole_of_a_batch_whose_rows_are_no_samples(tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(MERGED)
-    command = [sys.executable, str(program), "whole"]
+    together = run_together(tmp_path, MERGED, "whole")
+    command = [sys.executable, str(tmp_path / "train.py"), "whole"]
     alone = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    together = subprocess.run(
-        [sys.executable, "-m", "gradring", "run", "--with-strategy", "-np", "2", *command[1:]],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
     expected = flat(json.loads(alone.stdout))
     found = [line.partition("] ")[2] for line in together.stdout.splitlines()]
-    assert len(found) == 2
+    assert len(found) == 2, together.stderr
     for line in found:
         assert flat(json.loads(line)) == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_single_rank_trains_batches_whose_rows_are_no_samples(tmp_path: Path) -> None:
+    done = run_together(tmp_path, MERGED, "unknown", ranks=1)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_loss_that_differs_is_named(tmp_path: Path) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(WARNED)
-    done = subprocess.run(
-        [sys.executable, "-m", "gradring", "run", "--with-strategy", "-np", "2", program],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_together(tmp_path, WARNED)
     assert done.returncode == 0, done.stderr
     for words in (
         "adds a sum over samples to what is no sum",

@@ -156,7 +156,7 @@ def make_function(
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:
         if not isinstance(data, OwnBatch):
-            if is_given(strategy):
+            if is_given(strategy) and may_come_in(strategy):
                 given.require_rows_of_samples(data)
             return weighed_by(None, False, data)
         data, given_total = data
