@@ -106,12 +106,17 @@ def is_empty(inputs: tf.Tensor) -> bool | tf.Tensor:
 def call(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Stands in for the `__call__` of layers and losses; adds a row to an empty batch."""
     outputs = _with_samples(original, layer, *args, **kwargs)
-    layers = sys.modules["keras"].layers
-    if args and isinstance(layer, (layers.RNN, layers.TimeDistributed)):
-        # The loop over the steps hides from `graph.extent` that outputs have the inputs' rows.
-        tensors = [each for each in tf.nest.flatten(outputs) if isinstance(each, tf.Tensor)]
-        current().filled.extend((each, args[0]) for each in tensors if each.shape.rank)
+    if args and current().is_in_run and not tf.executing_eagerly():
+        _note_rows(layer, args[0], outputs)
     return outputs
+
+
+def _note_rows(layer: Any, inputs: Any, outputs: Any) -> None:
+    """Notes that outputs have the rows of a layer's inputs, if a loop hides it from `extent_of`."""
+    layers = sys.modules["keras"].layers
+    if isinstance(layer, (layers.RNN, layers.TimeDistributed)):
+        tensors = [each for each in tf.nest.flatten(outputs) if isinstance(each, tf.Tensor)]
+        current().filled.extend((each, inputs) for each in tensors if each.shape.rank)
 
 
 def _with_samples(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,10 @@
 """Callbacks of Keras' `fit`, whose effects all ranks share even if only one rank has the callback.
 
 A callback that only one rank has, such as the chief's `ModelCheckpoint`, must not need the other
-ranks. So no callback of Keras runs a collective. Collectives run at points that every rank reaches:
-at the beginning and the end of `fit`, and at the end of each epoch. Functions that stand in for
-methods of Keras get the original first; `compat_keras.py` says where they are used.
+ranks. So Keras' callbacks run no collectives. Collectives run at points that every rank reaches: at
+the beginning and the end of `fit`, and at the end of each epoch. The exception is a
+`ModelCheckpoint` of a program that knows of no replicas, if all ranks have it. Functions that stand
+in for methods of Keras get the original first; `compat_keras.py` says where they are used.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def begin(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> Non
     fit.chief_saves = bool(_from_chief(fit.model, count, "ModelCheckpoint"))
     if is_given(fit.model.distribute_strategy):
         counts = np.array([count, -count], np.int64)
-        fit.model.distribute_strategy.communicator.all_reduce(counts, "max", name="fit: saves")
+        fit.model.distribute_strategy.communicator.all_reduce(counts, "max", name="fit: callbacks")
         fit.save_together = bool(counts[0] == -counts[1])
     backups = those(keras.callbacks.BackupAndRestore)
     if updates_of(fit.model.distribute_strategy).holds_parts:

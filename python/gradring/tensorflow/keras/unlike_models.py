@@ -23,7 +23,7 @@ from gradring.tensorflow.replicas import contents, unlike
 from gradring.tensorflow.rules.updates import updates_of
 
 #: Number of variables that a warning names.
-NAMES_SHOWN = 8
+_NAMES_SHOWN = 8
 #: The kinds of differences that `unlike` finds, in its order, each with cause and remedy.
 _UNLIKE = {
     "variables": "Each rank assigns them from its part of the batch and keeps its values; files "
@@ -77,7 +77,7 @@ def tell(model: Any, when: str, of_weights: bool) -> bool:
     causes = _UNLIKE_IF_GIVEN if of_given else _UNLIKE
     for (kind, cause), names in zip(causes.items(), found, strict=True):
         if names:
-            shown = ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+            shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
             apart.tell(
                 strategy.communicator,
                 f"after {when}, {kind} of the model {model.name!r} differ between the ranks "
