@@ -533,6 +533,80 @@ def metrics_by_other_names() -> Any:
 
 
 @program
+def metrics_beside_other_numbers() -> Any:
+    """Steps that return the learning rate as well, and metrics under names of their own."""
+
+    class Rate(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return {**super().train_step(data), "rate": self.optimizer.learning_rate}
+
+        def test_step(self, data: Any) -> Any:
+            return {**super().test_step(data), "rate": 1.0}
+
+    class Renamed(Own):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.of_train, self.of_test = keras.metrics.AUC(), keras.metrics.AUC()
+
+        def loss_of(self, y: Any, predicted: Any) -> Any:
+            return tf.reduce_mean((y - predicted) ** 2)
+
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            self.of_train.update_state(data[1] > 0, tf.sigmoid(self(data[0])))
+            return {**logs, "area": self.of_train.result()}
+
+        def test_step(self, data: Any) -> Any:
+            self.of_test.update_state(data[1] < 0, tf.sigmoid(self(data[0])))
+            return {"area": self.of_test.result()}
+
+    found = {}
+    labels = (Y > 0).astype("float32")
+    for eagerly in (False, True):
+        model = functional(Rate, dense(1, activation="sigmoid"))
+        names = [keras.metrics.AUC(), keras.metrics.RootMeanSquaredError()]
+        model.compile("sgd", "binary_crossentropy", metrics=names, run_eagerly=eagerly)
+        arguments: Any = {"batch_size": 12, "shuffle": False, "verbose": 0}
+        history = model.fit(X, labels, validation_data=(X[:20], labels[:20]), **arguments)
+        logs = [model.evaluate(X, labels, batch_size=9, verbose=0)]
+        logs += [model.train_on_batch(X[:13], labels[:13]), model.test_on_batch(X[:5], labels[:5])]
+        found[f"eagerly {eagerly}"] = told(model, history, logs=logs)
+    renamed = functional(Renamed)
+    renamed.compile("sgd")
+    arguments = {"batch_size": 16, "shuffle": False, "verbose": 0, "epochs": 2}
+    history = renamed.fit(X, Y, validation_data=(X[:9], Y[:9]), **arguments)
+    return {**found, "renamed": told(renamed, history)}
+
+
+class Results(keras.callbacks.Callback):  # type: ignore[misc]
+    """Asks for the results of metrics when an epoch ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        results = self.model.get_metrics_result()
+        self.found.append({name: float(result) for name, result in results.items()})
+
+
+@program
+def results_of_metrics_after_a_loop() -> Any:
+    model, area = functional(keras.Model, dense(1, activation="sigmoid")), keras.metrics.AUC()
+    model.compile("sgd", "binary_crossentropy", metrics=[area, "mae"])
+    labels, results = (Y > 0).astype("float32"), Results()
+    arguments: Any = {"batch_size": 12, "shuffle": False, "verbose": 0}
+    history = model.fit(X, labels, epochs=2, callbacks=[results], **arguments)
+    found = [float(area.result())]
+    # Batches of unequal sizes are counted in addition to those of `fit`.
+    for size in (7, 13, 2):
+        found += [float(each) for each in model.train_on_batch(X[:size], labels[:size])]
+        found.append(float(area.result()))
+    model.evaluate(X, labels, batch_size=9, verbose=0)
+    return told(model, history, results=[*results.found, *found, float(area.result())])
+
+
+@program
 def dicts_and_lazy_models() -> Any:
     class Lazy(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -28,12 +28,12 @@ def ran(directory: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_together(
-    directory: Path, text: str, *arguments: str, ranks: int = 2
+    directory: Path, text: str, *arguments: str, ranks: int = 2, option: str = "--with-strategy"
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program under `--with-strategy`, as `train.py` in the directory."""
+    """Runs a program as `train.py` in the directory, with an option of the launcher."""
     program = directory / "train.py"
     program.write_text(text)
-    run = ["-m", "gradring", "run", "--with-strategy", "-np", str(ranks)]
+    run = ["-m", "gradring", "run", option, "-np", str(ranks)]
     return subprocess.run(
         [sys.executable, *run, program, *arguments], capture_output=True, text=True, timeout=240
     )
@@ -185,6 +185,72 @@ def test_metrics_whose_parts_do_not_give_them_are_named(tmp_path: Path) -> None:
     assert len(lines) == 4, lines
     for name in ("f1", "root", "largest", "of_pairs"):
         assert sum(f"'{name}_told'" in line for line in lines) == 1, name
+
+
+COUNTED = """\
+import keras, numpy as np
+class Largest(keras.metrics.Metric):
+    def __init__(self, **kwargs):
+        super().__init__(name="largest_of_all")
+        self.top = self.add_variable((), "zeros", name="top", **kwargs)
+    def update_state(self, y, p, sample_weight=None):
+        self.top.assign(keras.ops.maximum(self.top, keras.ops.max(p)))
+    def result(self):
+        return self.top
+class Running(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="running_mean")
+        self.n, self.m = (self.add_variable((), "zeros", name=name) for name in "nm")
+    def update_state(self, y, p, sample_weight=None):
+        rows = keras.ops.cast(keras.ops.shape(y)[0], "float32")
+        self.n.assign_add(rows)
+        self.m.assign_add((keras.ops.mean(p) - self.m) * rows / self.n)
+    def result(self):
+        return self.m
+class Harmonic(keras.Model):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        p, r = self.parts.metrics[0].result(), self.parts.metrics[1].result()
+        return {**logs, "harmonic": 2 * p * r / (p + r), "half": logs["loss"] / 2}
+    @property
+    def parts(self):
+        return self.metrics[1]
+every = [
+    *("AUC", "BinaryAccuracy", "BinaryCrossentropy", "BinaryIoU", "CosineSimilarity", "F1Score"),
+    *("FalseNegatives", "Hinge", "KLDivergence", "LogCoshError", "MeanAbsoluteError", "Poisson"),
+    *("MeanSquaredError", "Precision", "R2Score", "Recall", "RootMeanSquaredError"),
+]
+metrics = [getattr(keras.metrics, name)() for name in every]
+metrics += [
+    keras.metrics.OneHotMeanIoU(2),
+    keras.metrics.PrecisionAtRecall(0.5),
+    keras.metrics.SensitivityAtSpecificity(0.5),
+    keras.metrics.AUC(multi_label=True, name="of_labels"),
+]
+PLACE
+x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+inputs = keras.Input((4,))
+with scope():
+    model = Harmonic(inputs, keras.layers.Dense(2, activation="sigmoid")(inputs))
+    chosen = [keras.metrics.Precision(), keras.metrics.Recall()] + [Largest(), Running()] + metrics
+    model.compile("sgd", "mse", metrics=chosen, weighted_metrics=["accuracy"])
+model.fit(x, (x[:, :2] > 0).astype("float32"), batch_size=12, verbose=0)
+"""
+
+
+@pytest.mark.parametrize("place", ["given", "scope"])
+def test_metrics_that_are_no_sums_are_named(tmp_path: Path, place: str) -> None:
+    scope = "from contextlib import nullcontext as scope"
+    if place == "scope":
+        scope = "import gradring.tensorflow as g; scope = g.CustomCollectiveStrategy().scope"
+    option = "--with-strategy" if place == "given" else "--grace=5"
+    done = run_together(tmp_path, COUNTED.replace("PLACE", scope), option=option)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "that of one process" in line]
+    assert all(line.startswith("[0] ") for line in lines)
+    assert len(lines) == 3, lines
+    for name in ("'largest_of_all'", "'running_mean'", "the log 'harmonic'"):
+        assert sum(name in line for line in lines) == 1, lines
 
 
 MERGED = """\

@@ -94,7 +94,7 @@ def trained() -> dict[str, Any]:
 
     kinds = {"own step": Own, "weights by counts": Detector}
 
-    from gradring.tensorflow.keras import inseparable_losses
+    from gradring.tensorflow.graph import once
 
     numbers = np.random.default_rng(0)
     x = numbers.normal(size=(SAMPLES, COLUMNS)).astype("float32")
@@ -104,7 +104,7 @@ def trained() -> dict[str, Any]:
         for name, loss in losses().items():
             said.clear()
             # Each kind is named once in a process.
-            inseparable_losses._warned.clear()
+            once.forget()
             keras.utils.set_random_seed(0)
             # All in one order, which depends on the number of iterators that are made.
             data = tf.data.Dataset.from_tensor_slices((x, x)).shuffle(SAMPLES, seed=3).batch(BATCH)

@@ -5,7 +5,7 @@ The extent of each tensor is derived from its inputs, by `extent_rules`.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
+from gradring.tensorflow.graph.expressions import Key, ancestors, captured, is_in_graph, key_of
 from gradring.tensorflow.graph.extent_rules import (
     CALLS,
     MEAN,
@@ -23,13 +24,6 @@ from gradring.tensorflow.graph.extent_rules import (
     Extent,
     derived,
 )
-
-_Key = tuple[int, str]
-
-
-def is_in_graph(value: Any) -> bool:
-    """Returns whether a value is a tensor of a graph, and not an eager one."""
-    return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value)
 
 
 def extent_of(
@@ -49,13 +43,13 @@ def extent_of(
     """
     if not is_in_graph(tensor):
         return UNKNOWN
-    known = {_key(each): ROWS for each in batch if tf.is_symbolic_tensor(each)}
-    known |= {_key(each): MEAN for each in means if tf.is_symbolic_tensor(each)}
+    known = {key_of(each): ROWS for each in batch if tf.is_symbolic_tensor(each)}
+    known |= {key_of(each): MEAN for each in means if tf.is_symbolic_tensor(each)}
     try:
         for result, source in filled:
             if is_in_graph(result) and is_in_graph(source):
                 (found,) = _in_graph([source], known)
-                known[_key(result)] = replace(
+                known[key_of(result)] = replace(
                     ROWS, is_paired=found.is_paired, is_weighted=found.is_weighted
                 )
         return _in_graph([tensor], known)[0]
@@ -86,13 +80,13 @@ def _is_stateful(op: tf.Operation) -> bool:
     return bool(op.op_def.is_stateful) and op.type != "ReadVariableOp"
 
 
-def _all_ancestors(tensors: Sequence[tf.Tensor], seen: set[_Key]) -> Iterator[tf.Operation]:
+def _all_ancestors(tensors: Sequence[tf.Tensor], seen: set[Key]) -> Iterator[tf.Operation]:
     """Yields the ancestors of tensors of one graph, also those in graphs around it, once each."""
-    captured = _captured(tensors[0].graph) if tensors else {}
-    for op in _ancestors(tensors, seen):
-        seen.update(map(_key, op.outputs))
+    outer_of = captured(tensors[0].graph) if tensors else {}
+    for op in ancestors(tensors, seen):
+        seen.update(map(key_of, op.outputs))
         yield op
-        outer = captured.get(op.outputs[0].name) if op.outputs else None
+        outer = outer_of.get(op.outputs[0].name) if op.outputs else None
         if is_in_graph(outer):
             yield from _all_ancestors([outer], seen)
 
@@ -102,19 +96,6 @@ def comes_from(tensor: Any, kind: str) -> bool:
     return is_in_graph(tensor) and any(
         op.type.startswith(kind) for op in _all_ancestors([tensor], set())
     )
-
-
-def reads(tensor: Any, handles: Sequence[Any]) -> bool:
-    """Returns whether the tensor's own graph reads a variable with one of these handles for it."""
-    if not is_in_graph(tensor):
-        return False
-    captured = _captured(tensor.graph)
-    taken = [
-        captured.get(op.inputs[0].name)
-        for op in _ancestors([tensor])
-        if op.type == "ReadVariableOp"
-    ]
-    return any(any(each is handle for handle in handles) for each in taken)
 
 
 def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
@@ -145,54 +126,23 @@ def _linear_ops(tensors: Sequence[tf.Tensor]) -> Iterator[tf.Operation]:
         ahead += [each.op for each in op.inputs]
 
 
-def _key(tensor: tf.Tensor) -> _Key:
-    return id(tensor.graph), tensor.name
-
-
-def _captured(graph: tf.Graph) -> dict[str, Any]:
-    """Returns the outer tensors that a function captures, by the names of its placeholders."""
-    return {inner.name: outer for outer, inner in getattr(graph, "captures", ())}
-
-
-def _in_graph(tensors: Sequence[tf.Tensor], known: dict[_Key, Extent]) -> list[Extent]:
+def _in_graph(tensors: Sequence[tf.Tensor], known: dict[Key, Extent]) -> list[Extent]:
     """Returns the extents of tensors of one graph; adds those of all that they need to `known`."""
-    captured = _captured(tensors[0].graph) if tensors else {}
-    for op in _ancestors(tensors, known):
-        outer = captured.get(op.outputs[0].name) if op.outputs else None
+    outer_of = captured(tensors[0].graph) if tensors else {}
+    for op in ancestors(tensors, known):
+        outer = outer_of.get(op.outputs[0].name) if op.outputs else None
         if is_in_graph(outer):
             extents = _in_graph([outer], known)
         elif op.type == "Placeholder" and outer is None:
             # An argument of a function.
             extents = [ROWS if _may_have_rows(op.outputs[0]) else UNKNOWN]
         else:
-            inputs = [known[_key(each)] for each in op.inputs]
+            inputs = [known[key_of(each)] for each in op.inputs]
             extents = _called(op, inputs)
             extents = extents or [derived(op, output, inputs) for output in op.outputs]
         for output, extent in zip(op.outputs, extents, strict=True):
-            known.setdefault(_key(output), extent)
-    return [known[_key(each)] for each in tensors]
-
-
-def _ancestors(
-    tensors: Sequence[tf.Tensor], known: Container[_Key] = frozenset()
-) -> list[tf.Operation]:
-    """Returns the ancestors of tensors in their graph, each after its own inputs.
-
-    Creation order is different: a gradient adds inputs to a loop that was made before. Operations
-    are left out that only tensors in `known` need.
-    """
-    found: dict[tf.Operation, None] = {}
-    ahead = [(each.op, False) for each in tensors if _key(each) not in known]
-    begun: set[tf.Operation] = set()
-    while ahead:
-        op, is_done = ahead.pop()
-        if is_done:
-            found[op] = None
-        elif op not in begun:
-            begun.add(op)
-            ahead.append((op, True))
-            ahead += [(each.op, False) for each in op.inputs if _key(each) not in known]
-    return list(found)
+            known.setdefault(key_of(output), extent)
+    return [known[key_of(each)] for each in tensors]
 
 
 def _may_have_rows(tensor: tf.Tensor) -> bool:
@@ -210,7 +160,7 @@ def _called(op: tf.Operation, inputs: Sequence[Extent]) -> list[Extent]:
     ways = []
     for graph in compat.called_graphs(op):
         of_graph = zip(graph.inputs, inputs[len(inputs) - len(graph.inputs) :], strict=True)
-        known = {_key(tensor): extent for tensor, extent in of_graph}
+        known = {key_of(tensor): extent for tensor, extent in of_graph}
         ways.append(_in_graph(graph.outputs, known))
     if not ways or any(len(way) != len(op.outputs) for way in ways):
         return []

@@ -30,6 +30,7 @@ import tensorflow as tf
 from gradring.errors import ConfigError
 from gradring.gradients.replicas import hash_of
 from gradring.group.require_equal import gather_if_different
+from gradring.tensorflow.graph import once
 from gradring.tensorflow.graph.adoption import communicator_of
 from gradring.tensorflow.graph.model_variables import variables_of
 from gradring.tensorflow.graph.ops import broadcast_variables
@@ -43,7 +44,6 @@ _log = logging.getLogger("gradring")
 _strategy: Any = None
 #: TensorFlow's default replica context, in which code outside of any strategy runs.
 _context_outside: Any = None
-_warned: set[str] = set()
 
 UNEQUAL_ROWS = "tensors of a part of a batch have different numbers of rows"
 #: Remedy for `UNEQUAL_ROWS`.
@@ -85,16 +85,8 @@ def is_outside(*_: Any) -> bool:
 
 
 def warn_once(key: str, text: str, *args: Any) -> None:
-    """Warns on rank 0, once for each key."""
-    if key not in _warned:
-        _warned.add(key)
-        if _strategy.communicator.rank == 0:
-            _log.warning(text, *args)
-
-
-def has_warned(key: str) -> bool:
-    """Returns whether `warn_once` was called with this key."""
-    return key in _warned
+    """Warns on rank 0 of the given strategy, once for each key."""
+    once.warn(_strategy.communicator, key, text, *args)
 
 
 # Loops

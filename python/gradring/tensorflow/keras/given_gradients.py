@@ -13,7 +13,7 @@ from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.cross_device_ops import gradients_of
 from gradring.tensorflow.graph.dtypes import map_values
-from gradring.tensorflow.graph.extent import is_in_graph
+from gradring.tensorflow.graph.expressions import is_in_graph
 from gradring.tensorflow.graph.extent_rules import CALLS
 from gradring.tensorflow.graph.replica_step import Share, current, id_of
 from gradring.tensorflow.keras import given

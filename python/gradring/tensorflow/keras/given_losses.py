@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import is_given, replicas_of
-from gradring.tensorflow.graph.extent import extent_of, is_in_graph
+from gradring.tensorflow.graph.expressions import is_in_graph
+from gradring.tensorflow.graph.extent import extent_of
 from gradring.tensorflow.graph.extent_rules import Extent
 from gradring.tensorflow.graph.replica_step import Share, current
 from gradring.tensorflow.keras import given

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
 
-from gradring.tensorflow.graph.extent import is_in_graph, reads
+from gradring.tensorflow.graph import once
+from gradring.tensorflow.graph.expressions import is_in_graph
 from gradring.tensorflow.keras import given
 from gradring.tensorflow.keras.given_losses import extent_in_step, sum_of_samples
 from gradring.tensorflow.keras.inseparable_losses import problem_of
+from gradring.tensorflow.keras.metric_logs import aggregation_of
 from gradring.tensorflow.seams import keras_names
 
 
@@ -46,7 +46,7 @@ def _warn_of_metric(metric: Any, problem: str | None) -> None:
 
     A metric that shows a loss is not named if the loss has been.
     """
-    if problem is None or given.has_warned(problem):
+    if problem is None or once.has_warned(problem):
         return
     given.warn_once(
         f"metric {metric.name}",
@@ -60,72 +60,59 @@ def _warn_of_metric(metric: Any, problem: str | None) -> None:
 def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     """Reads metrics that have counted the samples of all ranks.
 
-    A `train_step` of the program may return metrics that Keras does not read here, such as
-    "compile_metrics"; their logs are replaced as well.
+    The metrics keep these numbers until the next step, for a program that asks for their results.
     """
-    with whole_metrics(model):
-        found = original(model, logs)
-        if isinstance(found, dict):
-            of_metrics = _names_of_metrics.get(model, ())
-            whole = {m.name: m.result() for m in model.metrics if m.name in of_metrics}
-            found = {**found, **{name: log for name, log in whole.items() if name in found}}
-        # A metric may return its variable, which holds this rank's value again after the block.
-        return tf.nest.map_structure(
-            lambda log: tf.convert_to_tensor(log) if hasattr(log, "assign") else log, found
-        )
-
-
-#: For each model, names of the logs that its step reads from metrics.
-_names_of_metrics: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-
-
-def note_metrics(model: Any, logs: Any) -> None:
-    """Notes which of a step's logs are results of the model's metrics."""
-    if not isinstance(logs, dict):
-        return
-    for metric in model.metrics:
-        own = [getattr(variable, "value", variable) for variable in metric.variables]
-        handles = [variable.handle for variable in own if hasattr(variable, "handle")]
-        leaves = tf.nest.flatten(logs.get(metric.name))
-        if any(reads(leaf, handles) for leaf in leaves):
-            _names_of_metrics.setdefault(model, set()).add(metric.name)
+    take_whole_values(model)
+    return original(model, logs)
 
 
 def logs_of_batch(model: Any, batches: Any, logs: Any) -> Any:
-    """Returns the logs of `train_on_batch` and `test_on_batch`.
+    """Returns the logs of `train_on_batch` and `test_on_batch`, read as those of an epoch.
 
-    Metrics other than means are read again over all ranks: a mean of the ranks' results is wrong.
+    A mean of the ranks' results is wrong, unless all of their batches so far had as many samples.
     """
-    if given.are_of_loop(batches) or not _has_other_metrics(model):
+    if given.are_of_loop(batches):
         return logs
     return keras_names.LOGS_OF_EPOCH.of(model)(logs)
 
 
-@contextlib.contextmanager
-def whole_metrics(model: Any) -> Iterator[None]:
-    """Gives a model's metric variables, inside the block, their sums over all ranks."""
+class _Whole(NamedTuple):
+    """A metric's variable that has the value of all ranks, such as a sum of their own."""
+
+    variable: Any
+    own: Any
+    whole: Any
+
+
+#: For each model, the variables that `take_whole_values` changed.
+_whole: WeakKeyDictionary[Any, list[_Whole]] = WeakKeyDictionary()
+
+
+def take_whole_values(model: Any) -> None:
+    """Gives a model's metric variables their values over all ranks, by one sum for each dtype.
+
+    `return_own_values` takes them back. Each variable has the aggregation that its metric asks for,
+    as under TensorFlow's strategies.
+    """
+    return_own_values(model)
     communicator = model.distribute_strategy.communicator
-    variables = list(model.metrics_variables)
-    own = [np.array(tf.convert_to_tensor(each)) for each in variables]
-    if communicator.world_size == 1 or not own:
-        yield
+    variables = [each for each in model.metrics_variables if aggregation_of(each) != "first"]
+    if communicator.world_size == 1 or not variables:
         return
+    own = [np.array(tf.convert_to_tensor(each)) for each in variables]
     sums = [each.copy() for each in own]
     for dtype in sorted({each.dtype.name for each in sums}):
         bucket = [each for each in sums if each.dtype.name == dtype]
         communicator.all_reduce(bucket, "sum", name=f"metrics of {dtype}")
     for variable, value in zip(variables, sums, strict=True):
-        variable.assign(value)
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, own, strict=True):
-            variable.assign(value)
+        is_mean = aggregation_of(variable) == "mean"
+        variable.assign(value / communicator.world_size if is_mean else value)
+    wholes = [np.array(tf.convert_to_tensor(each)) for each in variables]
+    _whole[model] = list(map(_Whole, variables, own, wholes))
 
 
-def _has_other_metrics(model: Any) -> bool:
-    """Returns whether a model has a metric whose result is no mean, such as the root of one."""
-    keras: Any = sys.modules["keras"]
-    metrics = [inner for each in model.metrics for inner in getattr(each, "metrics", [each])]
-    mean = keras.metrics.Mean.result
-    return not all(getattr(type(each), "result", None) is mean for each in metrics)
+def return_own_values(model: Any) -> None:
+    """Gives metric variables the values of this rank again, unless they have been reset since."""
+    for variable, own, whole in _whole.pop(model, ()):
+        if np.array_equal(tf.convert_to_tensor(variable), whole, equal_nan=whole.dtype.kind == "f"):
+            variable.assign(own)

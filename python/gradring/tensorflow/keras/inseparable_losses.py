@@ -6,24 +6,21 @@ if the loss is a mean or a sum over samples. The step's graph tells other losses
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from gradring.tensorflow.graph import once
 from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
-from gradring.tensorflow.graph.extent import comes_from, extent_of, is_in_graph
+from gradring.tensorflow.graph.expressions import is_in_graph
+from gradring.tensorflow.graph.extent import comes_from, extent_of
 from gradring.tensorflow.graph.extent_rules import Extent
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current
 from gradring.tensorflow.rules.updates import updates_of
 
-_log = logging.getLogger("gradring")
-
 _OF_PAIRS = "as far as its graph tells, neither a mean nor a sum over samples, as of pairs"
-
-_warned: set[str] = set()
 
 
 def problem_of(loss: Any, extent: Extent) -> str | None:
@@ -70,12 +67,11 @@ def check(losses: Sequence[Any]) -> None:
         if not (extent.is_paired or is_weighted or (is_whole and extent.is_curved)):
             continue
         problem = problem_of(loss, extent)
-        if problem is None or problem in _warned or comes_from(loss, "Gradring"):
+        if problem is None or once.has_warned(problem) or comes_from(loss, "Gradring"):
             continue
-        _warned.add(problem)
-        if communicator.rank:
-            continue
-        _log.warning(
+        once.warn(
+            communicator,
+            problem,
             "a loss %s; each of %d replicas computes it of its own samples, so the training "
             "differs from that of one process; gather what it needs of all samples by "
             "gradring.tensorflow.all_gather. `gradring verify` shows how much",
@@ -93,16 +89,16 @@ def check_added(model: Any, loss: Any) -> None:
     """
     strategy = tf.distribute.get_strategy()
     communicator = communicator_of(strategy)
-    if is_in_graph(loss) or tf.rank(loss) or "add_loss" in _warned or communicator is None:
+    if is_in_graph(loss) or tf.rank(loss) or once.has_warned("add_loss") or communicator is None:
         return
     penalties = sum(each.regularizer is not None for each in model.trainable_weights)
     if replicas_of(strategy) == 1 or len(model.losses) <= penalties:
         return
-    _warned.add("add_loss")
-    if communicator.rank == 0:
-        _log.warning(
-            "add_loss got a scalar in an eager step, where gradring cannot tell a mean from a sum "
-            "over samples. It counts as a mean: each of %d replicas divides it. Leave out "
-            "run_eagerly=True, or pass one value for each sample",
-            replicas_of(strategy),
-        )
+    once.warn(
+        communicator,
+        "add_loss",
+        "add_loss got a scalar in an eager step, where gradring cannot tell a mean from a sum "
+        "over samples. It counts as a mean: each of %d replicas divides it. Leave out "
+        "run_eagerly=True, or pass one value for each sample",
+        replicas_of(strategy),
+    )

@@ -27,6 +27,7 @@ from gradring.tensorflow.keras import (
     empty_batches,
     given,
     given_metrics,
+    metric_logs,
     sample_shares,
     unlike_models,
 )
@@ -65,11 +66,14 @@ def _log(value: Any) -> Any:
     is_variable = isinstance(value, tf.Variable)
     if isinstance(value, compat.DistributedValues) and not is_variable:
         return value
-    return tf.convert_to_tensor(value)
+    # A variable's value has the variable's device, under another name.
+    return tf.identity(value)
 
 
 def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    """Converts variables in the logs to tensors; some Keras versions pass them to callbacks.
+    """Reads metrics on all ranks, and converts variables in the logs to tensors.
+
+    Some Keras versions pass variables to callbacks, whose values change later.
 
     Under an update rule of local steps, the ranks' logs are averaged here instead of in each step.
     """
@@ -79,7 +83,7 @@ def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
         logs = model.distribute_strategy.reduce("MEAN", values, axis=None)
     return tf.nest.map_structure(
         lambda log: tf.convert_to_tensor(log) if hasattr(log, "assign") else log,
-        original(model, logs),
+        metric_logs.logs_of_epoch(original, model, logs),
     )
 
 
@@ -90,12 +94,15 @@ class _StepFunction:
         self,
         function: Callable[..., Any],
         communicator: Communicator,
+        begin: Callable[[], None],
         take: Callable[[Any], Any],
         finish: Callable[[Any, Any], Any],
         own_batches: unlike_models.OwnBatches | None,
     ) -> None:
         self._function = function
         self._communicator = communicator
+        #: Takes note of a step that begins.
+        self._begin = begin
         #: Converts the loop's argument into the function's.
         self._take = take
         #: Takes the loop's argument and the function's logs; returns the final logs.
@@ -106,6 +113,7 @@ class _StepFunction:
         self.own_rows: Any = None
 
     def __call__(self, batches: Any) -> Any:
+        self._begin()
         own = None if given.are_of_loop(batches) else self._own_batches
         if own is not None:
             batches = own.before(iter(batches))
@@ -119,6 +127,11 @@ class _StepFunction:
         if name == "_function":  # missing while the object is being copied
             raise AttributeError(name)
         return getattr(self._function, name)
+
+
+def _begin_step(model: Any, function: str) -> None:
+    metric_logs.begin(model, function)
+    given_metrics.return_own_values(model)
 
 
 def _as_it_is(batches: Any) -> Any:
@@ -154,7 +167,8 @@ def make_step(
             _logs_as_they_are if is_plain else functools.partial(given_metrics.logs_of_batch, model)
         )
         own = unlike_models.OwnBatches(model) if name == "train_function" else None
-        step = _StepFunction(function, strategy.communicator, take, finish, own)
+        begin = functools.partial(_begin_step, model, name)
+        step = _StepFunction(function, strategy.communicator, begin, take, finish, own)
         setattr(model, name, step)
     return getattr(model, name)
 

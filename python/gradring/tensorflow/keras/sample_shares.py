@@ -29,7 +29,7 @@ from gradring.tensorflow.data import counting
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
 from gradring.tensorflow.graph.replica_step import Share, current, holding
-from gradring.tensorflow.keras import given, given_losses, given_metrics
+from gradring.tensorflow.keras import given, given_losses, given_metrics, metric_logs
 from gradring.tensorflow.keras.empty_batches import first_rows_of, may_come_in, unless
 from gradring.tensorflow.rules.updates import updates_of
 
@@ -148,10 +148,8 @@ def make_function(
         rows = [leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)]
         with holding(batch=[leaf for leaf in rows if leaf.shape.rank]):
             logs = step_function(data)
-            if not is_given(strategy):
-                return logs
-            given_metrics.note_metrics(model, logs)
-            return given_losses.whole_logs(logs)
+            metric_logs.note(model, logs)
+            return given_losses.whole_logs(logs) if is_given(strategy) else logs
 
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:

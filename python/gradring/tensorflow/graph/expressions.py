@@ -1,0 +1,141 @@
+"""Expressions of a graph: the operations from which a tensor comes, and the variables they read."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+#: A tensor's graph and its name there.
+Key = tuple[int, str]
+
+#: Operations whose result is the sum of their inputs.
+_SUMS = {"Add", "AddN", "AddV2"}
+#: Operations that keep the value of their first input, or add to it.
+_CHANGING_FIRST = {
+    "Cast",
+    "CheckNumerics",
+    "EnsureShape",
+    "Identity",
+    "Reshape",
+    "StopGradient",
+    "Sub",
+    "TensorScatterAdd",
+}
+
+
+def is_in_graph(value: Any) -> bool:
+    """Returns whether a value is a tensor of a graph, and not an eager one."""
+    return isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value)
+
+
+def key_of(tensor: tf.Tensor) -> Key:
+    """Returns what tells a tensor from others, also from those of other graphs."""
+    return id(tensor.graph), tensor.name
+
+
+def captured(graph: tf.Graph) -> dict[str, Any]:
+    """Returns the outer tensors that a function captures, by the names of its placeholders."""
+    return {inner.name: outer for outer, inner in getattr(graph, "captures", ())}
+
+
+def ancestors(
+    tensors: Sequence[tf.Tensor], known: Container[Key] = frozenset()
+) -> list[tf.Operation]:
+    """Returns the ancestors of tensors in their graph, each after its own inputs.
+
+    Creation order is different: a gradient adds inputs to a loop that was made before. Operations
+    are left out that only tensors in `known` need.
+    """
+    found: dict[tf.Operation, None] = {}
+    ahead = [(each.op, False) for each in tensors if key_of(each) not in known]
+    begun: set[tf.Operation] = set()
+    while ahead:
+        op, is_done = ahead.pop()
+        if is_done:
+            found[op] = None
+        elif op not in begun:
+            begun.add(op)
+            ahead.append((op, True))
+            ahead += [(each.op, False) for each in op.inputs if key_of(each) not in known]
+    return list(found)
+
+
+def handles_read(tensor: tf.Tensor) -> list[Any]:
+    """Returns the handles of the variables that the tensor's own graph reads for it."""
+    outer = captured(tensor.graph)
+    reads = (op for op in ancestors([tensor]) if op.type == "ReadVariableOp")
+    return [outer.get(op.inputs[0].name) for op in reads]
+
+
+def is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Returns whether two tensors of a graph are the same function of the same tensors."""
+    ahead, seen = [(one, other)], set[tuple[Key, Key]]()
+    while ahead:
+        first, second = ahead.pop()
+        keys = key_of(first), key_of(second)
+        if keys[0] == keys[1] or keys in seen:
+            continue
+        seen.add(keys)
+        ops = first.op, second.op
+        is_pure = ops[0].type == "ReadVariableOp" or not ops[0].op_def.is_stateful
+        has_same_type = ops[0].type == ops[1].type and first.value_index == second.value_index
+        if not is_pure or not has_same_type or ops[0].type == "Placeholder":
+            return False
+        if ops[0].node_def.attr != ops[1].node_def.attr or len(ops[0].inputs) != len(ops[1].inputs):
+            return False
+        ahead += zip(ops[0].inputs, ops[1].inputs, strict=True)
+    return True
+
+
+def is_only_added_to(handle: Any, handles: Sequence[Any], graph: tf.Graph) -> bool:
+    """Returns whether a graph changes a variable only by adding to it what it does not read.
+
+    Args:
+        handle: Handle of the variable.
+        handles: Handles of all variables from which nothing that is added may come.
+        graph: The graph; changes in functions that it calls are not seen.
+    """
+    inner = {id(outer): placeholder for outer, placeholder in getattr(graph, "captures", ())}
+    own = inner.get(id(handle))
+    if own is None:
+        return True
+    known = [inner[id(each)] for each in handles if id(each) in inner]
+    later = _descendants(known)
+    for op in own.consumers():
+        if op.type in {"AssignAddVariableOp", "AssignSubVariableOp"}:
+            is_added = op.inputs[1].op not in later
+        elif op.type == "AssignVariableOp":
+            is_added = _adds_to(op.inputs[1], own, later)
+        else:
+            continue
+        if not is_added:
+            return False
+    return True
+
+
+def _descendants(tensors: Sequence[tf.Tensor]) -> set[tf.Operation]:
+    """Returns the operations that use the tensors, or results of them."""
+    found: set[tf.Operation] = set()
+    ahead = [op for each in tensors for op in each.consumers()]
+    while ahead:
+        op = ahead.pop()
+        if op not in found:
+            found.add(op)
+            ahead += [user for output in op.outputs for user in output.consumers()]
+    return found
+
+
+def _adds_to(tensor: tf.Tensor, variable: tf.Tensor, later: set[tf.Operation]) -> bool:
+    """Returns whether a tensor is the variable's value, plus tensors not in `later`."""
+    op = tensor.op
+    if op.type == "ReadVariableOp":
+        return key_of(op.inputs[0]) == key_of(variable)
+    inputs = [each for each in op.inputs if each.op in later]
+    is_choice = op.type == "SelectV2" and op.inputs[0].op not in later and len(inputs) == 2
+    begins = len(inputs) == 1 and op.inputs[0].op in later
+    is_sum = op.type in _SUMS and len(inputs) == 1
+    if not (is_choice or is_sum or (op.type in _CHANGING_FIRST and begins)):
+        return False
+    return all(_adds_to(each, variable, later) for each in inputs)

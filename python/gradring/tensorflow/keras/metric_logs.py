@@ -1,0 +1,195 @@
+"""Logs of a step that are results of metrics, and the values that they have at an epoch's end.
+
+A step's logs are the means of the replicas' logs. That is wrong for a metric such as AUC, whose
+variables are added up over the replicas before its result is taken. Keras takes the results at the
+end of an epoch, but only if a step returns those of all metrics and nothing else. If it returns
+another number as well, such as the learning rate, `logs_of_epoch` takes the results here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tensorflow as tf
+
+from gradring.group.communicator import Communicator
+from gradring.tensorflow.graph import once
+from gradring.tensorflow.graph.adoption import replicas_of
+from gradring.tensorflow.graph.expressions import (
+    handles_read,
+    is_in_graph,
+    is_only_added_to,
+    is_same,
+)
+from gradring.tensorflow.graph.fallback import falls_back
+from gradring.tensorflow.rules.updates import updates_of
+
+
+class _Source(NamedTuple):
+    """A metric whose result is a log."""
+
+    #: The metric's position in `model.metrics`.
+    position: int
+    #: Key of the result if it is a dictionary, or else None.
+    key: str | None
+
+
+#: The sources of logs by their names, as deep as the logs.
+_Sources: TypeAlias = "dict[str, _Source | _Sources]"
+
+
+class _Notes:
+    """Sources of the logs of a model's steps."""
+
+    def __init__(self) -> None:
+        """Begins without any source."""
+        #: Name of the model's function that has run last, such as "train_function".
+        self.function = ""
+        #: For each function, the sources of its logs by their names.
+        self.sources: dict[str, _Sources] = {}
+
+
+_notes: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()
+
+
+def begin(model: Any, function: str) -> None:
+    """Notes which of a model's functions runs next."""
+    _notes.setdefault(model, _Notes()).function = function
+
+
+@falls_back("the look for metrics in the logs of a step", "their logs are means over the ranks")
+def note(model: Any, logs: Any) -> None:
+    """Notes which of a step's logs are results of the model's metrics.
+
+    Warns on rank 0, once for each metric, of metrics whose logs may not be those of one process.
+    """
+    strategy = model.distribute_strategy
+    if replicas_of(strategy) == 1 or updates_of(strategy).are_local:
+        return
+    for metric in model.metrics:
+        for each in getattr(metric, "metrics", [metric]):
+            _check_changes(strategy.communicator, each)
+    notes = _notes.setdefault(model, _Notes())
+    notes.sources[notes.function] = _sources(logs, model)
+
+
+def _sources(logs: Any, model: Any) -> _Sources:
+    """Returns the sources of logs by their names, also of those in a dictionary of their own."""
+    found: _Sources = {}
+    for name, log in logs.items() if isinstance(logs, dict) else ():
+        if isinstance(log, dict):
+            found[name] = _sources(log, model)
+        elif hasattr(log, "assign") or isinstance(log, tf.Tensor):
+            source = _source_of(name, tf.convert_to_tensor(log), model)
+            if source is not None:
+                found[name] = source
+    return found
+
+
+def _source_of(name: str, log: tf.Tensor, model: Any) -> _Source | None:
+    """Returns the metric whose result is a log; warns of another function of a metric."""
+    read = set(map(id, handles_read(log))) if is_in_graph(log) else None
+    functions = []
+    for position, metric in enumerate(model.metrics):
+        if read is not None and read.isdisjoint(map(id, _handles(metric))):
+            continue
+        for key, result in _results(metric).items():
+            if read is None:
+                # An eager tensor does not show its origin.
+                is_result = name == (key or metric.name) and np.array_equal(log, result)
+            else:
+                is_result = is_same(log, tf.convert_to_tensor(result))
+            if is_result:
+                return _Source(position, key)
+        functions.append(metric)
+    if read is not None and any(not _is_mean(each) for each in functions):
+        once.warn(
+            model.distribute_strategy.communicator,
+            f"log {name}",
+            "the log %r is computed from a metric, and is no result of it; it is the mean of the "
+            "replicas' values, which may not be that of one process. Return the result() of a "
+            "keras.metrics.Metric that computes it",
+            name,
+        )
+    return None
+
+
+def _check_changes(communicator: Communicator, metric: Any) -> None:
+    """Warns on rank 0 of a metric that does not only add to its variables, as a maximum does."""
+    graph = tf.compat.v1.get_default_graph()
+    handles = _handles(metric)
+    for variable, handle in zip(metric.variables, handles, strict=True):
+        is_summed = aggregation_of(variable) == "sum"
+        if not is_summed or handle is None or is_only_added_to(handle, handles, graph):
+            continue
+        once.warn(
+            communicator,
+            f"variables of metric {metric.name}",
+            "metric %r changes its variable %r in another way than by adding to it. The ranks' "
+            "variables are added up, so the log may not be that of one process: add up sums over "
+            "samples, and divide them in result()",
+            metric.name,
+            variable.name,
+        )
+
+
+def _handles(metric: Any) -> list[Any]:
+    """Returns the handles of a metric's variables, or None for a variable without one."""
+    return [_handle(each) for each in metric.variables]
+
+
+def _handle(variable: Any) -> Any:
+    """Returns the handle of a variable of TensorFlow, or of the one inside a variable of Keras."""
+    value = getattr(variable, "value", None)
+    own = variable if value is None or callable(value) else value
+    return getattr(own, "handle", None)
+
+
+def _results(metric: Any) -> dict[str | None, Any]:
+    """Returns a metric's results by their keys; the key of a single result is None."""
+    found = metric.result()
+    return found if isinstance(found, dict) else {None: found}
+
+
+def _is_mean(metric: Any) -> bool:
+    """Returns whether the result of a metric, or of all metrics in it, is a mean over samples."""
+    keras: Any = sys.modules["keras"]
+    mean = keras.metrics.Mean.result
+    inner = getattr(metric, "metrics", [metric])
+    return all(getattr(type(each), "result", None) is mean for each in inner)
+
+
+def aggregation_of(variable: Any) -> str:
+    """Returns how the ranks' values of a metric's variable become one: "sum", "mean" or "first"."""
+    found = getattr(variable, "aggregation", None)
+    name = str(getattr(found, "name", found)).lower()
+    return {"mean": "mean", "only_first_replica": "first"}.get(name, "sum")
+
+
+def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
+    """Reads metrics, also if the step returned other numbers as well."""
+    found = original(model, logs)
+    notes = _notes.get(model)
+    sources = notes.sources.get(notes.function) if notes is not None else None
+    # Keras returns other logs than it got, if it has read the metrics.
+    if found is not logs or not sources:
+        return found
+    # All ranks read all metrics, as each read may be a collective.
+    return _replaced(found, sources, list(map(_results, model.metrics)))
+
+
+def _replaced(logs: Any, sources: _Sources, results: list[dict[str | None, Any]]) -> Any:
+    """Returns the logs with the results of metrics in place of those that have a source."""
+    found = dict(logs)
+    for name, source in sources.items():
+        if name not in found:
+            continue
+        if isinstance(source, dict):
+            found[name] = _replaced(found[name], source, results)
+        else:
+            found[name] = results[source.position][source.key]
+    return found
