@@ -270,6 +270,24 @@ def a_variable_that_is_aggregated_on_write(of: Worker) -> Any:
     return variable
 
 
+@gives((2, 1.5))
+def variables_that_get_plain_numbers(of: Worker) -> Any:
+    aggregations = of.tf.VariableAggregation
+    with of.strategy.scope():
+        total = of.tf.Variable(0, trainable=False, aggregation=aggregations.SUM)
+        mean = of.tf.Variable(1.0, aggregation=aggregations.MEAN)
+        first = of.tf.Variable(0, aggregation=aggregations.ONLY_FIRST_REPLICA)
+
+    def assign() -> None:
+        total.assign_add(1)
+        mean.assign_add(float(of.number))
+        first.assign(7)
+
+    of.strategy.run(assign)
+    assert first.numpy() == 7
+    return total.numpy(), mean.numpy()
+
+
 @gives(3.0)
 def a_variable_that_is_aggregated_on_read(of: Worker) -> Any:
     with of.strategy.scope():

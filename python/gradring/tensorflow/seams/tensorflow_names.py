@@ -144,7 +144,7 @@ TABLE: tuple[Seam, ...] = (
     Seam(
         f"{_DISTRIBUTE}.values:MirroredVariable",
         "_update_replica",
-        "is replaced: notes variables that a replica assigns by itself",
+        "is replaced: notes variables that a replica assigns by itself, and reduces plain numbers",
         "update_fn value",
     ),
     Seam(
