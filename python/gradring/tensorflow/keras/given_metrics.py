@@ -105,10 +105,10 @@ def take_whole_values(model: Any) -> None:
         bucket = [each for each in sums if each.dtype.name == dtype]
         communicator.all_reduce(bucket, "sum", name=f"metrics of {dtype}")
     for variable, value in zip(variables, sums, strict=True):
-        is_mean = aggregation_of(variable) == "mean"
-        variable.assign(value / communicator.world_size if is_mean else value)
-    wholes = [np.array(tf.convert_to_tensor(each)) for each in variables]
-    _whole[model] = list(map(_Whole, variables, own, wholes))
+        if aggregation_of(variable) == "mean":
+            value[...] = value / communicator.world_size
+        variable.assign(value)
+    _whole[model] = list(map(_Whole, variables, own, sums))
 
 
 def return_own_values(model: Any) -> None:
