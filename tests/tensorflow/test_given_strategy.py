@@ -253,6 +253,40 @@ def test_metrics_that_are_no_sums_are_named(tmp_path: Path, place: str) -> None:
         assert sum(name in line for line in lines) == 1, lines
 
 
+GLOBAL = """\
+import keras, numpy as np, tensorflow as tf
+average, steps = tf.Variable(0.0, name="average"), tf.Variable(0.0, name="steps")
+total = tf.Variable(tf.zeros((4, 1)), name="total")
+class Counting(keras.Model):
+    def build(self, shape):
+        self.kept = tf.Variable(0.0, name="kept")
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        average.assign(0.9 * average + 0.1 * loss)
+        self.kept.assign_add(loss * 0)
+        steps.assign_add(1.0)
+        total.assign_add(gradients[0])
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"loss": loss}
+x = np.random.default_rng(0).normal(size=(42, 4)).astype("float32")
+inputs = keras.Input((4,))
+model = Counting(inputs, keras.layers.Dense(1)(inputs))
+model.compile(keras.optimizers.AdamW(0.1))
+model.fit(x, x[:, :1], batch_size=12, epochs=2, verbose=0)
+"""
+
+
+def test_variables_of_no_model_that_a_step_assigns_are_named(tmp_path: Path) -> None:
+    done = run_together(tmp_path, GLOBAL)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "belongs to no model" in line]
+    assert len(lines) == 1 and lines[0].startswith("[0] "), lines
+    assert "'average'" in lines[0]
+
+
 MERGED = """\
 import keras, numpy as np, sys, tensorflow as tf
 class Graphs(keras.Model):

@@ -91,6 +91,11 @@ class State(gradring.tensorflow.elastic.State):
         super().__init__(model, optimizer, **values)
         self._reset_callbacks: list[Callable[[], Any]] = []
 
+    def _assign(self, values: Mapping[str, Any]) -> None:
+        super()._assign(values)
+        # A new rank has no accumulated gradients, and all ranks must update in the same step.
+        forget_sums()
+
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Registers functions to call after a change of the group, before training continues.
 
@@ -207,11 +212,6 @@ class TensorFlowKerasState(State):
     def optimizer(self) -> Any:
         """The model's optimizer."""
         return self._optimizer or getattr(self._model, "optimizer", None)
-
-    def _assign(self, values: Mapping[str, Any]) -> None:
-        super()._assign(values)
-        # A new rank has no accumulated gradients, and all ranks must update in the same step.
-        forget_sums(self.optimizer)
 
 
 class TensorFlowState(State):

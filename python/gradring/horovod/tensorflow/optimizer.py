@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import tensorflow as tf
 
@@ -153,13 +154,10 @@ def _divide(model: Any, options: Options) -> None:
         variable.assign(tf.convert_to_tensor(value))
 
 
-def forget_sums(optimizer: Any) -> None:
-    """Drops the accumulated gradients of an unfinished step, if the optimizer accumulates."""
-    # An optimizer that scales the loss contains the distributed one.
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        sums = each._sums() if isinstance(each, _Reducing) else None
-        if sums is not None:
-            sums.forget()
+def forget_sums() -> None:
+    """Drops the accumulated gradients of all optimizers, whose steps are unfinished."""
+    for sums in list(_open_sums):
+        sums.forget()
 
 
 def _class_of(
@@ -206,6 +204,10 @@ def _added_up(optimizer: _Reducing, own: tf.Tensor) -> tf.Tensor:
     return allreduce(own, op=Sum, name="overflows", process_set=ranks) if ranks.included() else own
 
 
+#: The sums of all optimizers that accumulate.
+_open_sums: WeakSet[_Sums] = WeakSet()
+
+
 class _Sums:
     """The sums of gradients over several steps."""
 
@@ -215,6 +217,7 @@ class _Sums:
         self._sums: list[tf.Variable] | None = None
         #: Number of gradients added so far.
         self.counter = tf.Variable(0, trainable=False, dtype=tf.int32)
+        _open_sums.add(self)
 
     def add(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
         """Adds gradients and returns the sums."""

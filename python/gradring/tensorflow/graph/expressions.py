@@ -62,6 +62,13 @@ def ancestors(
     return list(found)
 
 
+def handle_of(variable: Any) -> Any:
+    """Returns the handle of a variable of TensorFlow, or of the one inside a variable of Keras."""
+    value = getattr(variable, "value", None)
+    own = variable if value is None or callable(value) else value
+    return getattr(own, "handle", None)
+
+
 def handles_read(tensor: tf.Tensor) -> list[Any]:
     """Returns the handles of the variables that the tensor's own graph reads for it."""
     outer = captured(tensor.graph)

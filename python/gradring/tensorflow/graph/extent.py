@@ -98,6 +98,13 @@ def comes_from(tensor: Any, kind: str) -> bool:
     )
 
 
+def is_of_any(tensor: tf.Tensor, sources: Iterable[Any]) -> bool:
+    """Returns whether a tensor of a graph is computed from one of other tensors."""
+    keys = {key_of(each) for each in sources if is_in_graph(each)}
+    ops = _all_ancestors([tensor], set())
+    return any(key_of(output) in keys for op in ops for output in op.outputs)
+
+
 def factors_of(tensor: tf.Tensor, *, last: bool = False) -> list[float]:
     """Returns the constant factors and divisors of a tensor, or those in its last operation.
 

@@ -20,6 +20,7 @@ from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import once
 from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.expressions import (
+    handle_of,
     handles_read,
     is_in_graph,
     is_only_added_to,
@@ -139,14 +140,7 @@ def _check_changes(communicator: Communicator, metric: Any) -> None:
 
 def _handles(metric: Any) -> list[Any]:
     """Returns the handles of a metric's variables, or None for a variable without one."""
-    return [_handle(each) for each in metric.variables]
-
-
-def _handle(variable: Any) -> Any:
-    """Returns the handle of a variable of TensorFlow, or of the one inside a variable of Keras."""
-    value = getattr(variable, "value", None)
-    own = variable if value is None or callable(value) else value
-    return getattr(own, "handle", None)
+    return [handle_of(each) for each in metric.variables]
 
 
 def _results(metric: Any) -> dict[str | None, Any]:

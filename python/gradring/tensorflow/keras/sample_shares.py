@@ -29,7 +29,13 @@ from gradring.tensorflow.data import counting
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
 from gradring.tensorflow.graph.replica_step import Share, current, holding
-from gradring.tensorflow.keras import given, given_losses, given_metrics, metric_logs
+from gradring.tensorflow.keras import (
+    given,
+    given_losses,
+    given_metrics,
+    global_variables,
+    metric_logs,
+)
 from gradring.tensorflow.keras.empty_batches import first_rows_of, may_come_in, unless
 from gradring.tensorflow.rules.updates import updates_of
 
@@ -149,7 +155,10 @@ def make_function(
         with holding(batch=[leaf for leaf in rows if leaf.shape.rank]):
             logs = step_function(data)
             metric_logs.note(model, logs)
-            return given_losses.whole_logs(logs) if is_given(strategy) else logs
+            if not is_given(strategy):
+                return logs
+            global_variables.check(model)
+            return given_losses.whole_logs(logs)
 
     @functools.wraps(step_function)
     def weighted(data: Any) -> Any:

@@ -153,12 +153,17 @@ class UpdateEpochStateCallback(tf.keras.callbacks.Callback):  # type: ignore[mis
         super().__init__()
         self._state = state
         self._before = 0
+        self._first: int | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Records the start: `fit` can count its epochs from 0."""
-        self._before = self._state.epoch
+        """Records the start: `fit` can count its epochs from 0 or from `initial_epoch`."""
+        self._before, self._first = self._state.epoch, None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Records the number of the first epoch of `fit`."""
+        self._first = epoch if self._first is None else self._first
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stores the number of finished epochs."""
-        first = self.params.get("initial_epoch", 0)
+        first = 0 if self._first is None else self._first
         self._state.epoch = self._before + epoch + 1 - first
