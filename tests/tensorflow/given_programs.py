@@ -597,6 +597,7 @@ def results_of_metrics_after_a_loop() -> Any:
     labels, results = (Y > 0).astype("float32"), Results()
     arguments: Any = {"batch_size": 12, "shuffle": False, "verbose": 0}
     history = model.fit(X, labels, epochs=2, callbacks=[results], **arguments)
+    model.predict(X[:9], verbose=0)
     found = [float(area.result())]
     # Batches of unequal sizes are counted in addition to those of `fit`.
     for size in (7, 13, 2):

@@ -28,12 +28,12 @@ def ran(directory: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_together(
-    directory: Path, text: str, *arguments: str, ranks: int = 2, option: str = "--with-strategy"
+    directory: Path, text: str, *arguments: str, ranks: int = 2, options: Any = ("--with-strategy",)
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program as `train.py` in the directory, with an option of the launcher."""
+    """Runs a program as `train.py` in the directory, with options of the launcher."""
     program = directory / "train.py"
     program.write_text(text)
-    run = ["-m", "gradring", "run", option, "-np", str(ranks)]
+    run = ["-m", "gradring", "run", *options, "-np", str(ranks)]
     return subprocess.run(
         [sys.executable, *run, program, *arguments], capture_output=True, text=True, timeout=240
     )
@@ -243,8 +243,8 @@ def test_metrics_that_are_no_sums_are_named(tmp_path: Path, place: str) -> None:
     scope = "from contextlib import nullcontext as scope"
     if place == "scope":
         scope = "import gradring.tensorflow as g; scope = g.CustomCollectiveStrategy().scope"
-    option = "--with-strategy" if place == "given" else "--grace=5"
-    done = run_together(tmp_path, COUNTED.replace("PLACE", scope), option=option)
+    options = ["--with-strategy"] if place == "given" else []
+    done = run_together(tmp_path, COUNTED.replace("PLACE", scope), options=options)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "that of one process" in line]
     assert all(line.startswith("[0] ") for line in lines)

@@ -156,7 +156,7 @@ def _divide(model: Any, options: Options) -> None:
 
 def forget_sums() -> None:
     """Drops the accumulated gradients of all optimizers, whose steps are unfinished."""
-    for sums in list(_open_sums):
+    for sums in list(_all_sums):
         sums.forget()
 
 
@@ -205,7 +205,7 @@ def _added_up(optimizer: _Reducing, own: tf.Tensor) -> tf.Tensor:
 
 
 #: The sums of all optimizers that accumulate.
-_open_sums: WeakSet[_Sums] = WeakSet()
+_all_sums: WeakSet[_Sums] = WeakSet()
 
 
 class _Sums:
@@ -217,7 +217,7 @@ class _Sums:
         self._sums: list[tf.Variable] | None = None
         #: Number of gradients added so far.
         self.counter = tf.Variable(0, trainable=False, dtype=tf.int32)
-        _open_sums.add(self)
+        _all_sums.add(self)
 
     def add(self, gradients: Sequence[Gradient]) -> list[tf.Tensor]:
         """Adds gradients and returns the sums."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from gradring.tensorflow.graph.adoption import of_tensorflow
+
 #: A tensor's graph and its name there.
 Key = tuple[int, str]
 
@@ -64,9 +66,7 @@ def ancestors(
 
 def handle_of(variable: Any) -> Any:
     """Returns the handle of a variable of TensorFlow, or of the one inside a variable of Keras."""
-    value = getattr(variable, "value", None)
-    own = variable if value is None or callable(value) else value
-    return getattr(own, "handle", None)
+    return getattr(of_tensorflow(variable), "handle", None)
 
 
 def handles_read(tensor: tf.Tensor) -> list[Any]:
@@ -96,30 +96,29 @@ def is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
     return True
 
 
-def is_only_added_to(handle: Any, handles: Sequence[Any], graph: tf.Graph) -> bool:
-    """Returns whether a graph changes a variable only by adding to it what it does not read.
+def changed_otherwise(handles: Sequence[Any], graph: tf.Graph) -> list[Any]:
+    """Returns the handles of variables that a graph changes in another way than by adding to them.
 
     Args:
-        handle: Handle of the variable.
-        handles: Handles of all variables from which nothing that is added may come.
+        handles: Handles of variables. None of them may have a part in a value that is added.
         graph: The graph; changes in functions that it calls are not seen.
     """
     inner = {id(outer): placeholder for outer, placeholder in getattr(graph, "captures", ())}
-    own = inner.get(id(handle))
-    if own is None:
-        return True
-    known = [inner[id(each)] for each in handles if id(each) in inner]
-    later = _descendants(known)
-    for op in own.consumers():
-        if op.type in {"AssignAddVariableOp", "AssignSubVariableOp"}:
-            is_added = op.inputs[1].op not in later
-        elif op.type == "AssignVariableOp":
-            is_added = _adds_to(op.inputs[1], own, later)
-        else:
-            continue
-        if not is_added:
-            return False
-    return True
+    own = {id(each): inner[id(each)] for each in handles if id(each) in inner}
+    later = _descendants(list(own.values()))
+    return [
+        each
+        for each in handles
+        if id(each) in own
+        and not all(_only_adds(op, own[id(each)], later) for op in own[id(each)].consumers())
+    ]
+
+
+def _only_adds(op: tf.Operation, variable: tf.Tensor, later: set[tf.Operation]) -> bool:
+    """Returns whether an operation adds to the variable what is not in `later`, or reads it."""
+    if op.type in {"AssignAddVariableOp", "AssignSubVariableOp"}:
+        return op.inputs[1].op not in later
+    return op.type != "AssignVariableOp" or _adds_to(op.inputs[1], variable, later)
 
 
 def _descendants(tensors: Sequence[tf.Tensor]) -> set[tf.Operation]:

@@ -27,12 +27,11 @@ def check(model: Any) -> None:
     for outer, inner in getattr(graph, "captures", ()):
         if inner.dtype != tf.resource or id(outer) in handles:
             continue
-        values = [op.inputs[1] for op in inner.consumers() if op.type in _ASSIGNMENTS]
-        of_part = (
-            is_of_any(value, step.batch) and not comes_from(value, "Gradring") for value in values
-        )
         name = _name_in(repr(outer))
-        if any(of_part) and not name.startswith("gradring/"):
+        if name.startswith("gradring/"):
+            continue
+        values = [op.inputs[1] for op in inner.consumers() if op.type in _ASSIGNMENTS]
+        if any(is_of_any(each, step.batch) and not comes_from(each, "Gradring") for each in values):
             given.warn_once(
                 f"variable {name}",
                 "a step assigns the variable %r, which belongs to no model, from its part of the "

@@ -130,8 +130,9 @@ class _StepFunction:
 
 
 def _begin_step(model: Any, function: str) -> None:
-    metric_logs.begin(model, function)
-    given_metrics.return_own_values(model)
+    if function != "predict_function":  # which leaves metrics as they are
+        metric_logs.begin(model, function)
+        given_metrics.return_own_values(model)
 
 
 def _as_it_is(batches: Any) -> Any:

@@ -8,8 +8,9 @@ another number as well, such as the learning rate, `logs_of_epoch` takes the res
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -20,10 +21,10 @@ from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import once
 from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.expressions import (
+    changed_otherwise,
     handle_of,
     handles_read,
     is_in_graph,
-    is_only_added_to,
     is_same,
 )
 from gradring.tensorflow.graph.fallback import falls_back
@@ -74,42 +75,59 @@ def note(model: Any, logs: Any) -> None:
     for metric in model.metrics:
         for each in getattr(metric, "metrics", [metric]):
             _check_changes(strategy.communicator, each)
+    metrics = [_Metric(each, _handles(each)) for each in model.metrics]
     notes = _notes.setdefault(model, _Notes())
-    notes.sources[notes.function] = _sources(logs, model)
+    notes.sources[notes.function] = _sources(logs, metrics, strategy.communicator)
 
 
-def _sources(logs: Any, model: Any) -> _Sources:
+class _Metric:
+    """A metric in a step."""
+
+    def __init__(self, metric: Any, handles: list[Any]) -> None:
+        """Takes the metric, and the handles of its variables in this replica."""
+        self.metric = metric
+        self.handles = set(map(id, handles))
+
+    @functools.cached_property
+    def results(self) -> dict[str | None, Any]:
+        """The results in this step, taken when they are first needed."""
+        return _results(self.metric)
+
+
+def _sources(logs: Any, metrics: Sequence[_Metric], communicator: Communicator) -> _Sources:
     """Returns the sources of logs by their names, also of those in a dictionary of their own."""
     found: _Sources = {}
     for name, log in logs.items() if isinstance(logs, dict) else ():
         if isinstance(log, dict):
-            found[name] = _sources(log, model)
+            found[name] = _sources(log, metrics, communicator)
         elif hasattr(log, "assign") or isinstance(log, tf.Tensor):
-            source = _source_of(name, tf.convert_to_tensor(log), model)
+            source = _source_of(name, tf.convert_to_tensor(log), metrics, communicator)
             if source is not None:
                 found[name] = source
     return found
 
 
-def _source_of(name: str, log: tf.Tensor, model: Any) -> _Source | None:
+def _source_of(
+    name: str, log: tf.Tensor, metrics: Sequence[_Metric], communicator: Communicator
+) -> _Source | None:
     """Returns the metric whose result is a log; warns of another function of a metric."""
     read = set(map(id, handles_read(log))) if is_in_graph(log) else None
     functions = []
-    for position, metric in enumerate(model.metrics):
-        if read is not None and read.isdisjoint(map(id, _handles(metric))):
+    for position, each in enumerate(metrics):
+        if read is not None and read.isdisjoint(each.handles):
             continue
-        for key, result in _results(metric).items():
+        for key, result in each.results.items():
             if read is None:
                 # An eager tensor does not show its origin.
-                is_result = name == (key or metric.name) and np.array_equal(log, result)
+                is_result = name == (key or each.metric.name) and np.array_equal(log, result)
             else:
                 is_result = is_same(log, tf.convert_to_tensor(result))
             if is_result:
                 return _Source(position, key)
-        functions.append(metric)
+        functions.append(each.metric)
     if read is not None and any(not _is_mean(each) for each in functions):
         once.warn(
-            model.distribute_strategy.communicator,
+            communicator,
             f"log {name}",
             "the log %r is computed from a metric, and is no result of it; it is the mean of the "
             "replicas' values, which may not be that of one process. Return the result() of a "
@@ -121,11 +139,11 @@ def _source_of(name: str, log: tf.Tensor, model: Any) -> _Source | None:
 
 def _check_changes(communicator: Communicator, metric: Any) -> None:
     """Warns on rank 0 of a metric that does not only add to its variables, as a maximum does."""
-    graph = tf.compat.v1.get_default_graph()
-    handles = _handles(metric)
-    for variable, handle in zip(metric.variables, handles, strict=True):
-        is_summed = aggregation_of(variable) == "sum"
-        if not is_summed or handle is None or is_only_added_to(handle, handles, graph):
+    summed = {
+        id(handle_of(each)): each for each in metric.variables if aggregation_of(each) == "sum"
+    }
+    for handle in changed_otherwise(_handles(metric), tf.compat.v1.get_default_graph()):
+        if id(handle) not in summed:
             continue
         once.warn(
             communicator,
@@ -134,7 +152,7 @@ def _check_changes(communicator: Communicator, metric: Any) -> None:
             "variables are added up, so the log may not be that of one process: add up sums over "
             "samples, and divide them in result()",
             metric.name,
-            variable.name,
+            summed[id(handle)].name,
         )
 
 
