@@ -45,7 +45,7 @@ from gradring.tensorflow.graph.own_assignments import note_own_assignments
 from gradring.tensorflow.graph.start_wait import eager_step
 from gradring.tensorflow.keras import compat_keras, own_means
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
-from gradring.tensorflow.rules import unreduced
+from gradring.tensorflow.rules import loaded, unreduced
 from gradring.tensorflow.rules.factory import make
 from gradring.tensorflow.seams.table import overrides, warn_of_newer
 from gradring_start import watch_for_training_alone
@@ -59,6 +59,7 @@ def _install() -> None:
     made.remember()
     iterators.let_leave()
     note_own_assignments(unreduced.note_assignment)
+    loaded.watch_checkpoints()
     _let_variables_be_numbers()
 
 
@@ -607,6 +608,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
     ) -> Any:
         """See `tf.distribute.StrategyExtended.update`; refuses unreduced gradients."""
         unreduced.note_update(self._container_strategy(), var, args)
+        if replica_step.is_outside():
+            self.updates.note_assigned(var)
         if hasattr(var, "make_whole"):
             # A state under `Sharded` is no variable of `tf.distribute`.
             return fn(var, *compat.select_replica(0, args), **(kwargs or {}))

@@ -122,16 +122,16 @@ def _read(read: Callable[[], None], variables: list[Any], keep: list[Any]) -> No
         for variable in variables
         for local in local_parts(variable)
     }
-    try:
-        with alone():
+    with alone():
+        try:
             read()
-    except BaseException:
-        for local, value in before.values():
-            local.assign(value)
-        raise
-    for variable in keep:
-        for local in local_parts(variable):
-            local.assign(before[id(local)][1])
+        except BaseException:
+            for local, value in before.values():
+                local.assign(value)
+            raise
+        for variable in keep:
+            for local in local_parts(variable):
+                local.assign(before[id(local)][1])
 
 
 def _reader(model: Any, source: Path) -> Callable[[], None]:

@@ -170,6 +170,12 @@ def current() -> ReplicaStep:
     return _current.get()
 
 
+def is_outside() -> bool:
+    """Returns whether the program's own code runs now, outside of steps and of update rules."""
+    step = current()
+    return not (step.is_in_run or step.is_applying or step.is_alone)
+
+
 def reductions() -> Sequence[Reductions]:
     """Returns the reductions of the current step, and those outside of steps."""
     step = current()

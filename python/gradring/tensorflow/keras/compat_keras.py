@@ -53,7 +53,7 @@ from gradring.tensorflow.keras import (
 )
 from gradring.tensorflow.keras.moving_statistics import normalise
 from gradring.tensorflow.replicas import warn_of_unlike_beginnings
-from gradring.tensorflow.rules import updates
+from gradring.tensorflow.rules import loaded, updates
 from gradring.tensorflow.rules.replicas import rule_of
 from gradring.tensorflow.rules.updates import is_wrapper, updates_of
 from gradring.tensorflow.seams import keras_names as names
@@ -172,6 +172,7 @@ def _replacements() -> Iterator[Replacement]:
     for seam in (names.SAVE_MODEL, names.SAVE_WEIGHTS, names.SAVE_HDF5):
         yield _plain(seam, whole_files.save, _always)
     yield _plain(names.SAVE_HDF5, _save_hdf5, _always)
+    yield _plain(names.LOAD_WEIGHTS, loaded.note, _is_ours)
     yield _traced(names.CHECKPOINT, fit_callbacks.checkpoint, _trains_under_ours)
     yield _traced(names.BACKUP_BEGIN, fit_callbacks.restore, _trains_under_ours)
     yield _traced(names.BACKUP_SAVE, fit_callbacks.backup, _trains_under_ours)

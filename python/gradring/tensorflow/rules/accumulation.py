@@ -115,9 +115,15 @@ class AccumulatedUpdates(UpdatesInRounds):
     def forget(self, variables: Iterable[Any]) -> None:
         """Clears the sums, which belong to earlier values of the variables."""
         variables = list(variables)
+        self.note_loaded(variables)
+        self._inner.forget(variables)
+
+    def note_loaded(self, variables: Iterable[Any]) -> None:
+        """Clears the sums, which belong to earlier values of the variables."""
+        variables = list(variables)
         for round in self.about(variables):
             round.clear()
-        self._inner.forget(variables)
+        self._inner.note_loaded(variables)
 
     def unsynchronised(self) -> Iterator[Any]:
         """Returns the variables that `inner` leaves different on each replica."""

@@ -3,11 +3,18 @@
 Under a strategy, a loss is divided by the number of replicas, because their gradients are summed.
 Local steps do not sum gradients. So each replica multiplies its gradient by the number of replicas,
 which gives the gradient of the mean over its own batch.
+
+An outer optimizer compares the averaged weights with those of the round's beginning, which must be
+equal on all ranks. A program can end a round too early: it loads weights, or trains the same
+variables by another optimizer. So trained variables have a *holder*, which is the round in which
+they are. A round whose variables have another holder begins anew, with the mean of their values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,8 +25,10 @@ from gradring.errors import ConfigError
 from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
+from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.cross_device_ops import alone
 from gradring.tensorflow.graph.reduction import reduce_leaves
+from gradring.tensorflow.graph.replica_step import holding, id_of
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
@@ -31,11 +40,41 @@ from gradring.tensorflow.rules.updates import (
     when,
 )
 
+#: Holder of variables that are in no round, and equal on all ranks.
+_NONE = 0
+#: Holder of variables that the program has assigned; they may differ between ranks.
+_PROGRAM = -1
+
+
+class _Holders:
+    """Numbers of the rounds in which trained variables are."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, tf.Variable] = {}
+        self._numbers = itertools.count(1)
+
+    def new_number(self) -> int:
+        """Returns the number of a new round."""
+        return next(self._numbers)
+
+    def of(self, variables: Sequence[Any]) -> list[tf.Variable]:
+        """Returns the holders of these variables; those first trained together have one."""
+        ids = [id_of(variable) for variable in variables]
+        new = compat.plain_variable(_NONE, "holder", tf.int64)
+        holders = [self._holders.setdefault(each, new) for each in ids]
+        return list({id(holder): holder for holder in holders}.values())
+
+    def give_to_program(self, variable: Any) -> None:
+        """Notes that the program has assigned a variable."""
+        holder = self._holders.get(id_of(variable))
+        if holder is not None:
+            holder.assign(_PROGRAM)
+
 
 class _LocalRound(Round):
     """A round that also keeps the values that the outer step needs."""
 
-    def __init__(self, optimizer: Any, momenta: Sequence[Any]) -> None:
+    def __init__(self, optimizer: Any, momenta: Sequence[Any], holders: _Holders) -> None:
         super().__init__(optimizer)
         #: Moving statistics by `id` of their variables; batches update these, not gradients.
         self.statistics: dict[int, Any] = {}
@@ -43,6 +82,35 @@ class _LocalRound(Round):
         self.momenta = momenta
         #: Values of the trained variables when the round began; empty without momenta.
         self.before = [beside(variable, "before_round") for variable in self.trained if momenta]
+        self._number = holders.new_number()
+        self._holders = holders.of(self.trained) if momenta else []
+
+    def holds_all(self) -> tf.Tensor:
+        """Returns whether all trained variables are in this round."""
+        return self._all_are(self._number)
+
+    def is_even(self) -> tf.Tensor:
+        """Returns whether the trained variables are in no round, and equal on all ranks."""
+        return self._all_are(_NONE)
+
+    def take(self) -> None:
+        """Begins with the present values of the trained variables."""
+        _copy(self.trained, self.before)
+        self.steps.assign(0)
+        self._give_to(self._number)
+
+    def leave(self) -> None:
+        """Leaves the trained variables, which are equal on all ranks."""
+        self.steps.assign(0)
+        self._give_to(_NONE)
+
+    def _all_are(self, number: int) -> tf.Tensor:
+        are = (tf.equal(holder, number) for holder in self._holders)
+        return functools.reduce(tf.logical_and, are, tf.constant(True))
+
+    def _give_to(self, number: int) -> None:
+        for holder in self._holders:
+            holder.assign(number)
 
 
 class LocalUpdates(UpdatesInRounds):
@@ -61,6 +129,7 @@ class LocalUpdates(UpdatesInRounds):
         self._momenta: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         #: Moving statistics that the current step has changed.
         self._statistics: list[Any] = []
+        self._holders = _Holders()
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Adds variables for the outer momenta to the optimizer, if the rule has an outer one.
@@ -83,7 +152,7 @@ class LocalUpdates(UpdatesInRounds):
     def begin(self, optimizer: Any) -> _LocalRound:
         """Begins a round with the momenta that `build` has made."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        return _LocalRound(optimizer, self._momenta.get(inner, []))
+        return _LocalRound(optimizer, self._momenta.get(inner, []), self._holders)
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
@@ -93,7 +162,10 @@ class LocalUpdates(UpdatesInRounds):
         round.statistics |= {id(variable): variable for variable in self._statistics}
         self._statistics.clear()
         if round.momenta:
-            when(tf.equal(round.steps, 0), lambda: _copy(round.trained, round.before))
+            is_new = tf.logical_not(round.holds_all())
+            is_uneven = tf.logical_and(is_new, tf.logical_not(round.is_even()))
+            when(is_uneven, lambda: self._average(round, "before a round"))
+            when(is_new, round.take)
         with alone():
             apply([times(gradient, self._communicator.world_size) for gradient in gradients])
         round.steps.assign_add(1)
@@ -103,14 +175,33 @@ class LocalUpdates(UpdatesInRounds):
         """Notes moving statistics, which are averaged with the next applied optimizer's weights."""
         self._statistics.extend(variables)
 
+    def sync(self, variables: Iterable[Any]) -> None:
+        """Ends the rounds of these variables; averages those that cannot be ended as usual."""
+        rounds = self.about(variables)
+        with holding(is_applying=True):
+            for round in rounds:
+                self.end_if(tf.logical_and(round.steps > 0, round.holds_all()), round)
+            for round in rounds:
+                is_open = tf.logical_or(round.steps > 0, tf.logical_not(round.is_even()))
+                when(is_open, functools.partial(self._average, round, "of an open round"))
+
+    def forget(self, variables: Iterable[Any]) -> None:
+        """Ends the rounds of these variables without synchronisation."""
+        for round in self.about(variables):
+            round.leave()
+
+    def note_assigned(self, variable: Any) -> None:
+        """Has the round of a variable begin anew, if it has an outer step."""
+        self._holders.give_to_program(variable)
+
+    def note_loaded(self, variables: Iterable[Any]) -> None:
+        """Has the rounds of these variables begin anew: other ranks may not have read the file."""
+        for variable in variables:
+            self.note_assigned(variable)
+
     def end(self, round: _LocalRound) -> None:
         """Averages weights and statistics over the ranks, and performs the outer step."""
-        variables = [*round.trained, *round.statistics.values()]
-        values = [tf.convert_to_tensor(own(variable)) for variable in variables]
-        names = Names.of_variables("LocalSGD: mean", values, variables)
-        means = reduce_leaves(
-            values, Reduction(self._communicator, names, "mean", self._bucket_bytes)
-        )
+        variables, means = self._means(round, "")
         if round.momenta:
             outer = self._rule.outer
             assert outer is not None, "only an outer optimizer has momenta"
@@ -122,6 +213,21 @@ class LocalUpdates(UpdatesInRounds):
                 means[index] = before - outer.learning_rate * (moved + outer.momentum * momentum)
         for variable, value in zip(variables, means, strict=True):
             own(variable).assign(value)
+        round.leave()
+
+    def _average(self, round: _LocalRound, why: str) -> None:
+        """Ends a round without an outer step."""
+        for variable, value in zip(*self._means(round, f" {why}"), strict=True):
+            own(variable).assign(value)
+        round.leave()
+
+    def _means(self, round: _LocalRound, why: str) -> tuple[list[Any], list[tf.Tensor]]:
+        """Returns weights and statistics, and their means over the ranks."""
+        variables = [*round.trained, *round.statistics.values()]
+        values = [tf.convert_to_tensor(own(variable)) for variable in variables]
+        names = Names.of_variables(f"LocalSGD: mean{why}", values, variables)
+        reduction = Reduction(self._communicator, names, "mean", self._bucket_bytes)
+        return variables, list(reduce_leaves(values, reduction))
 
     def unsynchronised(self) -> Iterator[Any]:
         """Yields the state of the inner optimizers, which follows each rank's own gradients."""

@@ -124,6 +124,12 @@ class Updates:
     def forget(self, variables: Iterable[Any]) -> None:
         """Drops unfinished rounds, because all ranks have given these variables equal values."""
 
+    def note_assigned(self, variable: Any) -> None:
+        """Notes that the program assigns a variable of the strategy between two steps."""
+
+    def note_loaded(self, variables: Iterable[Any]) -> None:
+        """Notes that the program has read variables from a file, on this rank at least."""
+
     def unsynchronised(self) -> Iterator[Any]:
         """Yields the variables that differ between replicas even after `sync`."""
         return iter(())

@@ -245,6 +245,13 @@ SAVE_MODEL = Seam(
 SAVE_WEIGHTS = Seam(
     "keras.src.saving.saving_lib", "save_weights_only", "leaves whole files", "model filepath"
 )
+LOAD_WEIGHTS = Seam(
+    _MODEL,
+    "load_weights",
+    "has update rules drop gradients of the weights before",
+    "filepath",
+    without="update rules apply gradients from before weights were loaded",
+)
 SAVE_HDF5 = Seam(
     "keras.src.legacy.saving.legacy_h5_format",
     "save_model_to_hdf5",

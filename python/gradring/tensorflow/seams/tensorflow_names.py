@@ -437,6 +437,13 @@ TABLE: tuple[Seam, ...] = (
         without=_NOT_WHOLE,
     ),
     Seam(
+        "tensorflow.python.checkpoint.checkpoint:Checkpoint",
+        "read",
+        "is replaced: update rules drop gradients of the weights before",
+        "save_path",
+        without="update rules apply gradients from before a checkpoint was read",
+    ),
+    Seam(
         _ERROR,
         "__init__",
         "has the message of a failed collective",

@@ -102,6 +102,10 @@ class CompressedUpdates(UpdatesInRounds):
         for memories in self.about(variables):
             memories.clear()
 
+    def note_loaded(self, variables: Iterable[Any]) -> None:
+        """Clears the compression errors as `forget` does."""
+        self.forget(variables)
+
     def _takes(self, gradient: Gradient) -> bool:
         """Returns whether a gradient is compressed."""
         return (
