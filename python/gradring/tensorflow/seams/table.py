@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradring.errors import ConfigError
+from gradring.tensorflow.seams.tracebacks import without_own_frames
 from gradring.tensorflow.seams.tried_versions import TRIED
 
 _log = logging.getLogger("gradring")
@@ -292,9 +293,13 @@ class Replacement:
         # `wraps` keeps the signature, because Keras reads that of layers' `call`.
         @functools.wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
-            if applies(*args[:1]):
-                return stand_in(original, *args, **kwargs)
-            return original(*args, **kwargs)
+            try:
+                if applies(*args[:1]):
+                    return stand_in(original, *args, **kwargs)
+                return original(*args, **kwargs)
+            except BaseException as error:
+                error.__traceback__ = without_own_frames(error)
+                raise
 
         setattr(place, name, self.wrap(method))
         return lambda: setattr(place, name, before)
