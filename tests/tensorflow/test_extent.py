@@ -38,7 +38,27 @@ def size(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.shape(x)[0], tf.float32)
 
 
+def slope(x: tf.Tensor) -> tf.Tensor:
+    """The derivative by the first column of what is made of all columns."""
+    first = x[:, :1]
+    with tf.GradientTape() as tape:
+        tape.watch(first)
+        value = tf.square(tf.concat([first, x[:, 1:]], 1) @ KERNEL)
+    return tape.gradient(value, first)
+
+
+def ctc(x: tf.Tensor) -> tf.Tensor:
+    """A loss whose inputs have the samples in their second dimension."""
+    count = tf.shape(x)[0]
+    indices = tf.stack([tf.range(tf.cast(count, tf.int64)), tf.zeros([count], tf.int64)], 1)
+    labels = tf.SparseTensor(indices, tf.ones([count], tf.int32), [tf.cast(count, tf.int64), 1])
+    times = tf.transpose(tf.tile(x[:, None], [1, 3, 1]), [1, 0, 2])
+    return tf.compat.v1.nn.ctc_loss(labels, times, tf.fill([count], 3))
+
+
 SUMS = {
+    "CTC": lambda x: tf.reduce_sum(ctc(x)),
+    "a column's derivatives": lambda x: tf.reduce_sum(slope(x)),
     "squares": lambda x: tf.reduce_sum(tf.square(x * WEIGHTS)),
     "by rows": lambda x: tf.reduce_sum(tf.reduce_sum(x, -1)),
     "by a constant": lambda x: tf.reduce_sum(x) / 16.0,
@@ -133,6 +153,10 @@ PAIRS = {
     "accumulated": lambda x: tf.reduce_sum(tf.cumsum(x)),
     "softmax over samples": lambda x: tf.reduce_sum(x[:, 0] * tf.nn.softmax(x[:, 0])),
     "sorted": lambda x: tf.reduce_sum(tf.sort(x[:, 0]) * x[:, 0]),
+    "labels beside predictions": lambda x: tf.reduce_sum(
+        tf.cast(tf.equal(x[:, :1], x[:, 0]), tf.float32)
+    ),
+    "a contraction over samples": lambda x: tf.reduce_mean(x + tf.tensordot(x, x, 2)),
 }
 NO_PAIRS = {
     "softmax of each sample": lambda x: tf.reduce_mean(tf.nn.softmax(x)),
@@ -142,6 +166,7 @@ NO_PAIRS = {
     "within a sample": lambda x: tf.matmul(x[:, :, None], x[:, None, :]),
     "within a sample, by einsum": lambda x: tf.einsum("ai,aj->aij", x, x),
     "samples in a later dimension": lambda x: tf.transpose(x)[tf.newaxis] + tf.transpose(x),
+    "a column's derivative": lambda x: slope(x),
     "a dimension and back": lambda x: x + tf.squeeze(tf.expand_dims(x, 0), 0),
 }
 

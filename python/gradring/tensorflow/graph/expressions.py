@@ -114,6 +114,30 @@ def changed_otherwise(handles: Sequence[Any], graph: tf.Graph) -> list[Any]:
     ]
 
 
+def added_to(handles: Sequence[Any], graph: tf.Graph) -> list[tf.Tensor]:
+    """Returns the tensors that a graph adds to variables; arguments as of `changed_otherwise`."""
+    inner = {id(outer): placeholder for outer, placeholder in getattr(graph, "captures", ())}
+    own = [inner[id(each)] for each in handles if id(each) in inner]
+    later = _descendants(own)
+    ahead = [
+        op.inputs[1]
+        for each in own
+        for op in each.consumers()
+        if op.type in {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
+    ]
+    found, seen = [], set[Key]()
+    while ahead:
+        tensor = ahead.pop()
+        if key_of(tensor) in seen:
+            continue
+        seen.add(key_of(tensor))
+        if tensor.op not in later:
+            found.append(tensor)
+        elif tensor.op.type in _SUMS | _CHANGING_FIRST | {"SelectV2"}:
+            ahead += list(tensor.op.inputs)
+    return found
+
+
 def _only_adds(op: tf.Operation, variable: tf.Tensor, later: set[tf.Operation]) -> bool:
     """Returns whether an operation adds to the variable what is not in `later`, or reads it."""
     if op.type in {"AssignAddVariableOp", "AssignSubVariableOp"}:

@@ -156,7 +156,11 @@ def _is_paired(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
     if op.type == "MatMul" and not op.get_attr("transpose_a"):
         turned = op.get_attr("transpose_b")
         return inputs[1].has_rows if turned else inputs[1].has_columns
-    return op.type in _KEEPS_DIMENSIONS and inputs[1].has_columns
+    if op.type not in _KEEPS_DIMENSIONS:
+        return False
+    # Broadcasting puts the samples of the tensor with fewer dimensions into a later dimension.
+    ranks = {each.shape.rank for each in op.inputs}
+    return inputs[1].has_columns or (inputs[1].has_rows and len(ranks - {None}) == 2)
 
 
 def _is_along_samples(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
@@ -174,10 +178,19 @@ def _has_columns(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
     """Returns whether the dimension of the samples moves to a later place, or stays there."""
     if op.type in _KEEPS_DIMENSIONS:
         return any(each.has_columns for each in inputs)
+    if op.type == "Pack" and op.outputs[0].dtype.is_integer:
+        # A shape whose later dimensions are for the samples.
+        first, *others = inputs
+        return not first.depends and any(each.degree == 1 for each in others)
     if not inputs or not inputs[0].has_rows:
         return False
     if op.type == "StridedSlice":
         return bool(op.get_attr("new_axis_mask") & 1)
+    if op.type == "Reshape":
+        before, after = (each.shape for each in (op.inputs[0], op.outputs[0]))
+        return inputs[1].has_columns or bool(
+            (after.rank or 0) > 1 and before.rank and after[0] == 1 != before[0]
+        )
     if op.type not in ("ExpandDims", "Transpose"):
         return False
     places = _static(op.inputs[1])
@@ -203,6 +216,8 @@ def _by_rule(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
     rule = _RULES.get(op.type)
     if rule is not None:
         return rule(op, inputs)
+    if op.type == "Slice" and inputs[0].has_rows and _is_of_concat(op):
+        return inputs[0]
     # An unlisted op counts as a function of each single sample if its output keeps the rows.
     if any(each.degree != 0 for each in inputs):
         return UNKNOWN
@@ -374,6 +389,13 @@ def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     return value if takes_all and not is_new else UNKNOWN
 
 
+def _is_of_concat(op: tf.Operation) -> bool:
+    """Returns whether a slice is the gradient of one of several tensors joined side by side."""
+    begin, rank = op.inputs[1].op, op.inputs[0].shape.rank
+    axis = _static(begin.inputs[0]) if begin.type == "ConcatOffset" else None
+    return axis is not None and rank is not None and int(axis) % rank != 0
+
+
 def _begins_with_ellipsis(op: tf.Operation, count: int) -> bool:
     """Returns whether the first of so many indices of a slice takes all of the first dimension."""
     rank = op.inputs[0].shape.rank
@@ -424,8 +446,14 @@ def _transpose(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     return inputs[0] if stays or not inputs[0].has_rows else UNKNOWN
 
 
-def _expanded(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+def _reshaped(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     return UNKNOWN if _has_columns(op, inputs) else inputs[0]
+
+
+def _ctc(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
+    """Returns the extent of a CTC loss, which has a value for each sequence."""
+    *_, lengths = inputs
+    return ROWS if lengths.degree == 0 else UNKNOWN
 
 
 def _einsum(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
@@ -485,7 +513,7 @@ def _l2(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
-            *("Neg", "Identity", "Cast", "StopGradient", "Reshape", "Squeeze"),
+            *("Neg", "Identity", "Cast", "StopGradient", "Squeeze"),
             *("CheckNumerics", "PreventGradient", "EnsureShape", "Snapshot", "ZerosLike"),
         ),
         _same,
@@ -512,7 +540,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _matmul),
     **dict.fromkeys(("Pack", "ConcatV2"), _joined),
     **dict.fromkeys(("Tile", "BroadcastTo"), _repeated),
-    "ExpandDims": _expanded,
+    **dict.fromkeys(("ExpandDims", "Reshape"), _reshaped),
+    **dict.fromkeys(("CTCLoss", "CTCLossV2"), _ctc),
     "Transpose": _transpose,
     "Einsum": _einsum,
     "L2Loss": _l2,

@@ -9,6 +9,7 @@ another number as well, such as the learning rate, `logs_of_epoch` takes the res
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -21,13 +22,16 @@ from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import once
 from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.expressions import (
+    added_to,
     changed_otherwise,
     handle_of,
     handles_read,
     is_in_graph,
     is_same,
 )
+from gradring.tensorflow.graph.extent import extent_of
 from gradring.tensorflow.graph.fallback import falls_back
+from gradring.tensorflow.graph.replica_step import current
 from gradring.tensorflow.rules.updates import updates_of
 
 
@@ -58,6 +62,20 @@ class _Notes:
 _notes: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()
 
 
+def is_updating() -> bool:
+    """Returns whether the code runs in `update_state` of a metric of Keras."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        names = frame.f_code.co_varnames
+        # AutoGraph puts `tf__` before the names of functions that it converts.
+        if names and frame.f_code.co_name.endswith("update_state"):
+            owner = frame.f_locals.get(names[0])
+            if isinstance(owner, sys.modules["keras"].Metric):
+                return True
+        frame = frame.f_back
+    return False
+
+
 def begin(model: Any, function: str) -> None:
     """Notes which of a model's functions runs next."""
     _notes.setdefault(model, _Notes()).function = function
@@ -75,6 +93,7 @@ def note(model: Any, logs: Any) -> None:
     for metric in model.metrics:
         for each in getattr(metric, "metrics", [metric]):
             _check_changes(strategy.communicator, each)
+            _check_added(strategy.communicator, each)
     metrics = [_Metric(each, _handles(each)) for each in model.metrics]
     notes = _notes.setdefault(model, _Notes())
     notes.sources[notes.function] = _sources(logs, metrics, strategy.communicator)
@@ -154,6 +173,22 @@ def _check_changes(communicator: Communicator, metric: Any) -> None:
             metric.name,
             summed[id(handle)].name,
         )
+
+
+def _check_added(communicator: Communicator, metric: Any) -> None:
+    """Warns on rank 0 of a metric that adds values of pairs of samples to its variables."""
+    step = current()
+    for value in added_to(_handles(metric), tf.compat.v1.get_default_graph()):
+        if extent_of(value, step.batch, step.means, step.filled).is_paired:
+            once.warn(
+                communicator,
+                f"variables of metric {metric.name}",
+                "metric %r compares each sample of a batch with each other one, as far as its "
+                "graph tells. Each rank does this with its own samples, so the log may not be that "
+                "of one process. Labels of shape (n,) beside predictions of shape (n, 1) do this "
+                "unintentionally",
+                metric.name,
+            )
 
 
 def _handles(metric: Any) -> list[Any]:
