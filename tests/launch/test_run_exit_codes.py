@@ -31,6 +31,13 @@ def test_ranks_that_ended_well_without_a_group_are_told_that_they_were_alone(
     assert (said in done.stderr) == (not last)
 
 
+def test_ranks_alone_in_spite_of_a_given_strategy_are_told_the_reason(tmp_path: Path) -> None:
+    done = gradring("run", "-np", 2, "--with-strategy", *script(tmp_path, "print('alone')"))
+    assert "no rank joined a group" in done.stderr
+    assert "add --with-strategy" not in done.stderr
+    assert "models of Keras that the program makes in no strategy" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("body", "is_told"),
     [

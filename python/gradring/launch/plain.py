@@ -8,6 +8,7 @@ from gradring.launch.hosts import Host
 from gradring.launch.processes import RankProcess
 from gradring.launch.report import Blame, first_cause
 from gradring.launch.supervisor import Policy, Supervisor
+from gradring_start import WITH_STRATEGY
 
 
 class Plain(Policy):
@@ -22,10 +23,12 @@ class Plain(Policy):
         """
         self.ranks = ranks
         self.restarts = restarts
+        self._gives_strategy = False
 
     def begin(self, job: Supervisor, environ: Mapping[str, str]) -> None:
         """Starts all ranks."""
         super().begin(job, environ)
+        self._gives_strategy = environ.get(WITH_STRATEGY) == "1"
         for rank, environment in enumerate(job.environments(environ)):
             job.start(rank, environment)
 
@@ -39,10 +42,16 @@ class Plain(Policy):
         # Joining makes the failure file, which a full disk can leave empty.
         if len(ranks) == 1 or any(self._job.failure_of(rank).exists() for rank in ranks):
             return 0, None
+        remedy = (
+            "--with-strategy is for models of Keras that the program makes in no strategy of its "
+            "own; leave that strategy out"
+            if self._gives_strategy
+            else "add --with-strategy, or use gradring.init() or a CustomCollectiveStrategy in the "
+            "program"
+        )
         return 0, (
             f"no rank joined a group, so each of the {len(ranks)} processes ran alone, unless they "
-            "met without gradring, as by a MultiWorkerMirroredStrategy; add --with-strategy, or "
-            "use gradring.init() or a CustomCollectiveStrategy in the program"
+            f"met without gradring, as by a MultiWorkerMirroredStrategy; {remedy}"
         )
 
     def culprit(self, blames: Mapping[int, Blame | None]) -> tuple[int, str]:
