@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gradring.errors import ConfigError, GradringError
 from gradring.group.require_equal import require_equal
-from gradring.tensorflow.graph.adoption import replicas_of
+from gradring.tensorflow.graph.adoption import is_given, replicas_of
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras.given import DIVIDED, UNEQUAL_ROWS
 from gradring.tensorflow.seams import keras_names
@@ -94,6 +94,7 @@ def _explained(
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         cause = None if isinstance(error, GradringError) else _cause_of(error, model, whole)
         if cause is None:
+            _note_parts(error, model)
             raise
         communicator = model.distribute_strategy.communicator
         rank, host = communicator.rank, communicator.host
@@ -125,6 +126,19 @@ def _cause_of(error: Exception, model: Any, whole: int | None) -> str | None:
         f"An input has the static batch size {whole}, and each of {replicas} replicas gets a part "
         f"of a batch, of {part} samples. Make the input with that size, or without a batch size"
     )
+
+
+def _note_parts(error: Exception, model: Any) -> None:
+    """Adds to an error of shapes that a step gets a part of a batch; needs Python 3.11."""
+    is_of_shapes = re.search("shape|dimension|incompatible", str(error), re.IGNORECASE)
+    if is_of_shapes and hasattr(error, "add_note"):
+        strategy = model.distribute_strategy
+        whole = ". If the rows of a batch are no samples, train by train_on_batch, which leaves "
+        error.add_note(
+            f"gradring divides each batch among {replicas_of(strategy)} replicas, so a step gets "
+            "fewer rows than the batch has. If the step needs a number of samples, take it from "
+            f"the batch, as by tf.shape(x)[0]{f'{whole}such a batch whole' * is_given(strategy)}"
+        )
 
 
 def _whole_static_batch(model: Any, given: Mapping[str, Any]) -> int | None:
