@@ -335,7 +335,7 @@ def test_a_step_of_its_own_trains_as_alone_or_is_named(
     # What is warned of: the steps are twice as long, and the fit went elsewhere.
     assert first["own"] != pytest.approx(alone["own"], rel=1e-3)
     # A loop outside of a strategy's `run` would train each rank for itself.
-    assert "outside" in first["loop"] and "replica context" in first["loop"]
+    assert "computes gradients outside of fit" in first["loop"]
     assert [
         line.partition(" applies gradients of a loss that is no loss")[0]
         for line in lines_about(done, "no loss of Keras")
@@ -343,6 +343,51 @@ def test_a_step_of_its_own_trains_as_alone_or_is_named(
         "[0] gradring: the optimizer 'own'",
         "[0] gradring: the optimizer 'own_again'",
     ]
+
+
+OF_PARTS = """\
+import json, os, sys
+import numpy as np, tensorflow as tf, tf_keras as keras
+x = np.random.default_rng(0).normal(size=(32, 6)).astype("float32")
+y = (x > np.linspace(-1, 1, 32)[:, None]).astype("float32")
+def total(y, p):
+    return tf.reduce_sum((y - p) ** 2)
+def dice(y, p):
+    return 1 - 2 * tf.reduce_sum(y * p) / (tf.reduce_sum(y) + tf.reduce_sum(p))
+def root(y, p):
+    return tf.sqrt(tf.reduce_mean((y - p) ** 2))
+found = {}
+for loss, metric in ((total, "mae"), (dice, "mae"), ("mse", root)):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Dense(6, activation="sigmoid")])
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=[metric])
+    history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
+    weights = [np.ravel(each).tolist() for each in model.get_weights()]
+    found[str(getattr(loss, "__name__", loss))] = [weights, history["loss"]]
+print(json.dumps(found))
+"""
+
+
+def test_losses_and_metrics_of_tf_keras_that_parts_do_not_give_are_named(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum stays a sum."""
+    pytest.importorskip("tf_keras")
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    program = written(tmp_path, OF_PARTS)
+    alone = json.loads(ran(python, program).stdout)
+    done = ran(python, program, "--with-strategy", "-np", "2")
+    first, second = told_by(done)
+    assert first == second
+    for loss in ("total", "mse"):
+        assert flat(first[loss]) == pytest.approx(flat(alone[loss]), rel=2e-5, abs=2e-6)
+    assert flat(first["dice"]) != pytest.approx(flat(alone["dice"]), rel=1e-4)
+    (begin,) = lines_about(done, "models of tf_keras are trained by 2 ranks")
+    assert "the training may differ from that of one process" in begin
+    (line,) = lines_about(done, "a loss is ")
+    assert "divided by a sum over data" in line
+    (line,) = lines_about(done, "a value of the metric")
+    assert "'root' is no linear function of a mean" in line
 
 
 def flat(value: Any) -> list[float]:

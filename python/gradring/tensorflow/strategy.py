@@ -43,7 +43,7 @@ from gradring.tensorflow.graph.dtypes import as_tensor
 from gradring.tensorflow.graph.ops import broadcast_labelled
 from gradring.tensorflow.graph.own_assignments import note_own_assignments
 from gradring.tensorflow.graph.start_wait import eager_step
-from gradring.tensorflow.keras import compat_keras, own_means
+from gradring.tensorflow.keras import compat_keras, legacy_steps, own_means
 from gradring.tensorflow.keras.moving_statistics import MovingStatistics
 from gradring.tensorflow.rules import loaded, unreduced
 from gradring.tensorflow.rules.factory import make
@@ -596,7 +596,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         )
         args, kwargs = compat.select_replica(0, args), compat.select_replica(0, kwargs)
         device = tf.device(self.worker_devices[0])
-        with device, context, replica_step.beginning() as step:
+        with device, context, legacy_steps.batch_of(fn, args), replica_step.beginning() as step:
             self.moving_statistics.forget()
             outputs = fn(*args, **kwargs)
             unreduced.check(step)

@@ -91,10 +91,14 @@ def _all_ancestors(tensors: Sequence[tf.Tensor], seen: set[Key]) -> Iterator[tf.
             yield from _all_ancestors([outer], seen)
 
 
-def comes_from(tensor: Any, kind: str) -> bool:
-    """Returns whether an operation whose type begins with `kind` is among a tensor's ancestors."""
+def comes_from(tensor: Any, kind: str, batch: Iterable[Any] = ()) -> bool:
+    """Returns whether an operation whose type begins with `kind` is among a tensor's ancestors.
+
+    Operations that only tensors of `batch` need do not count.
+    """
+    known = {key_of(each) for each in batch if is_in_graph(each)}
     return is_in_graph(tensor) and any(
-        op.type.startswith(kind) for op in _all_ancestors([tensor], set())
+        op.type.startswith(kind) for op in _all_ancestors([tensor], known)
     )
 
 

@@ -45,6 +45,7 @@ from gradring.tensorflow.keras import (
     gradient_norm,
     inseparable_losses,
     keras_loops,
+    legacy_steps,
     loop_arguments,
     own_means,
     sample_shares,
@@ -286,7 +287,7 @@ def _watch_tf_keras() -> None:
     legacy: Any = sys.modules.get("tf_keras")
     if _watched or not hasattr(legacy, "callbacks"):
         return
-    replace([find("tf_keras", names.LEGACY)], _replacements_in_tf_keras())
+    replace([find("tf_keras", names.LEGACY), compat.FOUND], _replacements_in_tf_keras())
     _watched = True
 
 
@@ -294,7 +295,12 @@ def _replacements_in_tf_keras() -> Iterator[Replacement]:
     for seam in (names.LEGACY_APPLY, names.OLDEST_APPLY):
         yield _traced(seam, summed_losses.check_legacy, _in_our_replica)
         yield _traced(seam, _refuse_tf_keras, _has_another_rule)
+    yield _traced(names.LEGACY_LOSS, legacy_steps.loss, _in_our_replica)
     yield _traced(names.LEGACY_LOSS, summed_losses.noting_legacy, _in_our_replica)
+    yield _traced(names.LEGACY_MEAN, legacy_steps.update_mean, _in_our_replica)
+    yield _traced(
+        compat.row("GradientTape.gradient"), legacy_steps.refuse_loop, legacy_steps.trains_outside
+    )
     yield _traced(names.LEGACY_SCALE_LOSS, summed_losses.noting, _in_our_replica)
     yield _plain(names.LEGACY_FIT, fit_callbacks.fit, _is_ours)
     for seam in (names.LEGACY_FIT, names.LEGACY_EVALUATE, names.LEGACY_PREDICT):

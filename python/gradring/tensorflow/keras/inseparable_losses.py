@@ -46,11 +46,15 @@ def problem_of(loss: Any, extent: Extent) -> str | None:
 
 
 @falls_back("the look for losses that parts of a batch cannot give", "nothing is said of them")
-def check(losses: Sequence[Any]) -> None:
+def check(losses: Sequence[Any], data: Sequence[Any] = ()) -> None:
     """Warns on rank 0, once for each kind, of losses in a strategy's scope that parts cannot give.
 
     Programs of a scope know the replicas. So a sum that is divided by a number, or stands beside
     other terms, may be right. The same goes for results of collectives, and for unknown losses.
+
+    Args:
+        losses: Tensors of the step.
+        data: The batch, if collectives that give it are in the step's own graph.
     """
     step, strategy = current(), tf.distribute.get_strategy()
     communicator = communicator_of(strategy)
@@ -67,7 +71,7 @@ def check(losses: Sequence[Any]) -> None:
         if not (extent.is_paired or is_weighted or (is_whole and extent.is_curved)):
             continue
         problem = problem_of(loss, extent)
-        if problem is None or once.has_warned(problem) or comes_from(loss, "Gradring"):
+        if problem is None or once.has_warned(problem) or comes_from(loss, "Gradring", data):
             continue
         once.warn(
             communicator,

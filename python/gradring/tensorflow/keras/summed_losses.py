@@ -34,6 +34,11 @@ def warn() -> None:
     _warns = True
 
 
+def warns() -> bool:
+    """Returns whether the program is one of `tf_keras` that was given its strategy."""
+    return _warns
+
+
 def note() -> None:
     """Notes that Keras has computed a loss whose gradients may be added up."""
     step = current()

@@ -286,6 +286,7 @@ OLDEST_APPLY = Seam(
     "tf_keras:optimizers.legacy.Optimizer", "apply_gradients", "refuses other update rules"
 )
 LEGACY_LOSS = Seam("tf_keras:losses.Loss", "__call__", "notes a loss of Keras")
+LEGACY_MEAN = Seam("tf_keras:metrics.Mean", "update_state", "names values of a part", "values")
 LEGACY_SCALE_LOSS = Seam(
     "tf_keras.src.utils.losses_utils", "scale_loss_for_distribution", "notes a loss of Keras"
 )

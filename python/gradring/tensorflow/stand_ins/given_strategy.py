@@ -36,6 +36,12 @@ _log = logging.getLogger("gradring")
 
 _is_given = False
 
+_OF_TF_KERAS = (
+    ", by the rules of MirroredStrategy. Each rank computes losses, masks and clipped gradients of "
+    "its own part, so the training may differ from that of one process; models of Keras 3 train as "
+    "in one process"
+)
+
 
 class GivenStrategy(CustomCollectiveStrategy):
     """Strategy of a program that knows of no replicas and sees one.
@@ -150,9 +156,11 @@ def _give(is_keras_3: bool) -> None:
     place = strategy.communicator
     if place.rank == 0 and place.world_size > 1:
         _log.warning(
-            "models of Keras are trained by %d ranks together here (GRADRING_WITH_STRATEGY): each "
-            "batch is divided among them",
+            "models of %s are trained by %d ranks together here (GRADRING_WITH_STRATEGY): each "
+            "batch is divided among them%s",
+            "Keras" if is_keras_3 else "tf_keras",
             place.world_size,
+            "" if is_keras_3 else _OF_TF_KERAS,
         )
 
 
