@@ -54,7 +54,7 @@ class Own(keras.Model):  # type: ignore[misc]
             loss = self.loss_of(y, self(x, training=True))
         gradients = self.changed(tape.gradient(loss, self.trainable_variables))
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss, **self.logs(gradients)}
+        return {"loss": tf.add_n(tf.nest.flatten(loss)), **self.logs(gradients)}
 
     def changed(self, gradients: Any) -> Any:
         return gradients
@@ -443,6 +443,134 @@ def batches_that_nobody_can_divide() -> Any:
     model.compile(keras.optimizers.SGD(0.01))
     logs = [model.train_on_batch(x, Y[:6]) for _ in range(2)]
     return told(model, logs=[np.ravel(log).tolist() for each in logs for log in each])
+
+
+def dice(y: Any, p: Any) -> Any:
+    """Of a whole batch, with a constant that keeps it away from 0 / 0."""
+    both = tf.reduce_sum(y * p)
+    return 1 - (2 * both + 1) / (tf.reduce_sum(y) + tf.reduce_sum(p) + 1)
+
+
+def masked(y: Any, p: Any) -> Any:
+    kept = tf.cast(y > 0.5, tf.float32)
+    return tf.reduce_sum(kept * tf.square(y - p)) / tf.maximum(tf.reduce_sum(kept), 1)
+
+
+#: Losses that add terms of different kinds.
+TERMS: dict[str, Any] = {
+    "mask": masked,
+    "penalty": lambda y, p: masked(y, p) + 0.1 * tf.reduce_mean(tf.square(p)),
+    "sum": lambda y, p: 0.1 * tf.reduce_sum(tf.square(y - p)) - tf.reduce_mean(p),
+    "two masks": lambda y, p: (masked(y, p) + masked(1 - y, p)) / 2,
+    "several": lambda y, p: [masked(y, p), 0.1 * tf.reduce_sum(tf.square(y - p))],
+    "Dice": lambda y, p: dice(y, tf.sigmoid(p)),
+}
+
+
+@program
+def losses_of_different_terms() -> Any:
+    found = {}
+    for name, each in TERMS.items():
+        keras.utils.set_random_seed(1)
+        found[name] = own(each)
+    return found
+
+
+@program
+def losses_of_masks_and_overlaps() -> Any:
+    found = {}
+    losses = (masked, dice, keras.losses.Dice(), keras.losses.Tversky())
+    for number, loss in enumerate(losses):
+        keras.utils.set_random_seed(1)
+        model = functional(keras.Model, dense(activation="sigmoid", kernel_regularizer="l2"))
+        model.compile(keras.optimizers.SGD(0.3), loss, metrics=[masked, dice])
+        history = model.fit(X, abs(Y) / 4, batch_size=12, shuffle=False, verbose=0)
+        found[number] = told(model, history, tested=model.evaluate(X, abs(Y) / 4, verbose=0))
+    return found
+
+
+@program
+def masks_of_small_and_static_batches() -> Any:
+    """Batches with fewer samples than ranks, and a sum over a static number of samples."""
+    model = functional(keras.Model, dense(activation="sigmoid"))
+    model.compile(keras.optimizers.SGD(0.3), dice, metrics=[masked])
+    history = model.fit(X[:37], abs(Y[:37]) / 4, batch_size=12, shuffle=False, verbose=0)
+    logs = [model.train_on_batch(X[:13], abs(Y[:13]) / 4)]
+    small = told(model, history, logs=np.ravel(logs).tolist())
+    keras.utils.set_random_seed(1)
+    model = functional(Own)
+    model.loss_of = lambda y, p: (
+        tf.reduce_sum(tf.square(y - p)) / tf.cast(tf.shape(y)[0], tf.float32) + 0.1 * masked(y, p)
+    )
+    model.compile(keras.optimizers.SGD(0.01))
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12, drop_remainder=True)
+    return [small, told(model, model.fit(data, verbose=0))]
+
+
+class Total(keras.metrics.Metric):  # type: ignore[misc]
+    """Adds up a loss of Keras, as a perplexity does."""
+
+    def __init__(self) -> None:
+        super().__init__(name="total")
+        self.loss = keras.losses.MeanSquaredError(reduction="sum")
+        self.sum = self.add_variable((), "zeros", name="sum")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+        self.sum.assign_add(self.loss(y, p))
+        self.count.assign_add(keras.ops.cast(keras.ops.shape(y)[0], "float32"))
+
+    def result(self) -> Any:
+        return self.sum / self.count
+
+
+@program
+def metrics_with_a_loss() -> Any:
+    model = functional()
+    model.compile("sgd", "mse", metrics=[Total()])
+    history = model.fit(X, Y, batch_size=12, shuffle=False, verbose=0)
+    return told(model, history, tested=model.evaluate(X, Y, verbose=0))
+
+
+class Ctc(keras.layers.Layer):  # type: ignore[misc]
+    def call(self, labels: Any, outputs: Any) -> Any:
+        count = tf.shape(labels)[0]
+        sparse = tf.sparse.from_dense(tf.cast(labels, tf.int32))
+        lengths = tf.fill([count], tf.shape(outputs)[1])
+        turned = tf.transpose(tf.math.log_softmax(outputs), [1, 0, 2])
+        self.add_loss(tf.compat.v1.nn.ctc_loss(sparse, turned, lengths))
+        return outputs
+
+
+@program
+def ctc_by_add_loss() -> Any:
+    inputs, labels = keras.Input((6, 2)), keras.Input((2,))
+    model = keras.Model([inputs, labels], Ctc()(labels, dense(4)(inputs)))
+    model.compile(keras.optimizers.SGD(0.01))
+    x, y = np.tile(X[:, None, :2], (1, 6, 1)), 1.0 + (X[:, :2] > 0)
+    return told(model, model.fit([x, y], batch_size=12, shuffle=False, verbose=0))
+
+
+@program
+def derivatives_by_a_column() -> Any:
+    """As in networks of physics: the gradient of a concatenation."""
+
+    class Model(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            first, others = x[:, :1], x[:, 1:]
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    inner.watch(first)
+                    value = self(tf.concat([first, others], 1))
+                loss = tf.reduce_mean(tf.square(inner.gradient(value, first) - y))
+            weights = self.trainable_variables
+            self.optimizer.apply(outer.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    model = functional(Model)
+    model.compile(keras.optimizers.SGD(0.01))
+    return told(model, model.fit(X, Y, batch_size=16, shuffle=False, verbose=0))
 
 
 @program

@@ -79,10 +79,11 @@ WARNED = """\
 import keras, numpy as np, tensorflow as tf
 x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 def mixed(y, p):
-    return tf.reduce_sum(tf.square(y - p)) + tf.reduce_sum(tf.square(model.trainable_weights[0]))
+    total = tf.reduce_sum(tf.square(y - p))
+    return tf.exp(-total - tf.reduce_sum(tf.square(model.trainable_weights[0])))
 def masked(y, p):
     kept = tf.cast(y > 0, tf.float32)
-    return tf.reduce_sum(kept * tf.square(y - p)) / tf.reduce_sum(kept)
+    return tf.reduce_sum(kept * tf.square(y - p) / tf.reduce_sum(kept))
 class Model(keras.Model):
     def train_step(self, data):
         x, y = data
@@ -148,8 +149,8 @@ def told(metric):
     return metric
 @told
 def f1(t, p):
-    both = ops.sum(t * p)
-    return 2 * both / (ops.sum(t) + ops.sum(p))
+    precision, recall = ops.sum(t * p) / ops.sum(p), ops.sum(t * p) / ops.sum(t)
+    return 2 * precision * recall / (precision + recall)
 @told
 def root(t, p):
     return ops.sqrt(ops.mean(ops.square(t - p)))
@@ -185,6 +186,56 @@ def test_metrics_whose_parts_do_not_give_them_are_named(tmp_path: Path) -> None:
     assert len(lines) == 4, lines
     for name in ("f1", "root", "largest", "of_pairs"):
         assert sum(f"'{name}_told'" in line for line in lines) == 1, name
+
+
+PAIRS = """\
+import keras, numpy as np
+ops, X = keras.ops, np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+class Matches(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="matches")
+        self.count = self.add_variable((), "zeros", name="count")
+    def update_state(self, y, p, sample_weight=None):
+        found = ops.reshape(ops.argmax(p, axis=1), (-1, 1))
+        same = ops.equal(ops.cast(y, "int32"), ops.cast(found, "int32"))  # (n,) and (n, 1)
+        self.count.assign_add(ops.sum(ops.cast(same, "float32")))
+    def result(self):
+        return self.count
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("sgd", loss, metrics=[Matches()])
+model.fit(X, np.arange(40) % 3, batch_size=8, verbose=0)
+"""
+
+
+def test_a_metric_that_compares_samples_with_each_other_is_named(tmp_path: Path) -> None:
+    done = run_together(tmp_path, PAIRS)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "metric 'matches'" in line)
+    assert line.startswith("[0] ") and "compares each sample of a batch with each other" in line
+
+
+CONSTANT = """import keras, numpy as np, tensorflow as tf
+class Model(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            both = tf.concat([self(x), tf.ones((8, 1))], 0)
+            loss = keras.losses.mean_squared_error(tf.zeros((16, 1)), both)
+        return {"loss": tf.reduce_mean(loss)}
+inputs = keras.Input((4,))
+model = Model(inputs, keras.layers.Dense(1)(inputs))
+model.compile("sgd")
+model.fit(np.ones([32, 4]), np.ones([32, 1]), batch_size=8, verbose=0)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have notes since Python 3.11")
+def test_an_error_of_shapes_says_that_batches_are_divided(tmp_path: Path) -> None:
+    done = run_together(tmp_path, CONSTANT)
+    assert done.returncode != 0
+    assert "gradring divides each batch among 2 replicas" in done.stderr, done.stderr
+    assert "train by train_on_batch, which leaves such a batch whole" in done.stderr
 
 
 COUNTED = """\

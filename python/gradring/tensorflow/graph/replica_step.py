@@ -155,6 +155,8 @@ class ReplicaStep:
     own_means: list[Any] = field(default_factory=list)
     #: Values that are this rank's part of a mean; only in a program that knows of no replicas.
     means: list[Any] = field(default_factory=list)
+    #: Quotients of sums over all ranks, by the keys of this rank's quotients.
+    quotients: dict[Any, Any] = field(default_factory=dict)
     #: Tensors with a row for each sample, each with the tensor of the batch that it was made of.
     filled: list[tuple[Any, Any]] = field(default_factory=list)
     #: True while one rank's assignments reach the others by a broadcast.
@@ -215,6 +217,7 @@ def beginning() -> Iterator[ReplicaStep]:
         keras_losses=[],
         own_means=[],
         means=[],
+        quotients={},
         filled=[],
     )
     with _being(new) as step:

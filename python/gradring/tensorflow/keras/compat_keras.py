@@ -47,6 +47,7 @@ from gradring.tensorflow.keras import (
     keras_loops,
     legacy_steps,
     loop_arguments,
+    metric_logs,
     own_means,
     sample_shares,
     summed_losses,
@@ -536,11 +537,13 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
     if reduction in (None, "none"):
         return original(values, *args, **kwargs)
     if is_given(tf.distribute.get_strategy()):
-        given_losses.check_values(values)
+        values = given_losses.checked_values(values)
     else:
         inseparable_losses.check([values])
     if reduction == "sum":
-        return sample_shares.weighed_sum(original(values, *args, **kwargs))
+        total = original(values, *args, **kwargs)
+        # The variables of a metric are added up over the ranks.
+        return total if metric_logs.is_updating() else sample_shares.weighed_sum(total)
     with sample_shares.divided(values, weights, replica_step.current().mask, reduction):
         reduced = original(values, *args, **kwargs)
         if values.shape.rank != 0:

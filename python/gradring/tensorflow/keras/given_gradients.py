@@ -17,7 +17,13 @@ from gradring.tensorflow.graph.expressions import is_in_graph
 from gradring.tensorflow.graph.extent_rules import CALLS
 from gradring.tensorflow.graph.replica_step import Share, current, id_of
 from gradring.tensorflow.keras import given
-from gradring.tensorflow.keras.given_losses import are_sums, extent_in_step, own_share
+from gradring.tensorflow.keras.given_losses import (
+    are_sums,
+    extent_in_step,
+    own_share,
+    slopes_of_loss,
+)
+from gradring.tensorflow.keras.terms_of_losses import Slope
 from gradring.tensorflow.rules.updates import trained_by
 
 _SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
@@ -38,14 +44,15 @@ def gradient(
     if not any(are_variables):
         found = original(tape, target, sources, output_gradients, unconnected_gradients)
         return _of_whole_mean(targets, sources, found)
-    is_sum = are_sums(targets)
+    others, targets, output_gradients = _in_terms(targets, output_gradients)
+    is_sum = are_sums(others)
     share = own_share()
     weighs_target = not is_sum and share is not None and not share.is_equal and all(are_variables)
     if weighs_target:
         assert share is not None
-        output_gradients = _weighed(targets, output_gradients, share)
+        output_gradients = _times(targets, output_gradients, [share.ratio] * len(targets))
     found = tf.nest.flatten(
-        original(tape, target, sources, output_gradients, unconnected_gradients)
+        original(tape, targets, sources, output_gradients, unconnected_gradients)
     )
     chosen = [
         index
@@ -79,12 +86,38 @@ def _of_whole_mean(targets: Sequence[Any], sources: Any, found: Any) -> Any:
     return tf.nest.map_structure(scaled, sources, found)
 
 
-def _weighed(targets: Sequence[Any], slopes: Any, share: Share) -> list[Any]:
-    """Returns `slopes` times this rank's share of the samples; a slope of None counts as ones."""
+def _in_terms(targets: list[Any], slopes: Any) -> tuple[list[Any], list[Any], Any]:
+    """Divides targets into terms, if these need different factors.
+
+    Returns:
+        The targets and terms that count as a whole mean or sum, all targets and terms, and their
+        slopes with the factors.
+    """
+    slopes_of = [slopes_of_loss(each) for each in targets]
+    if not any(slopes_of):
+        return targets, targets, slopes
     flat = tf.nest.flatten(slopes) if slopes is not None else [None] * len(targets)
-    return [
-        tf.cast(share.ratio, target.dtype) * (tf.ones_like(target) if slope is None else slope)
+    others, found, of_found, factors = [], [], [], []
+    for target, slope, those in zip(targets, flat, slopes_of, strict=True):
+        those = those or slopes_of_loss(target, has_others=True) or [Slope(target, 1.0, False)]
+        for value, factor, is_whole in those:
+            found.append(value)
+            of_found.append(None if slope is None else tf.cast(slope, value.dtype))
+            factors.append(factor)
+            if not is_whole:
+                others.append(value)
+    return others, found, _times(found, of_found, factors)
+
+
+def _times(targets: Sequence[Any], slopes: Any, factors: Sequence[Any]) -> list[Any]:
+    """Returns `slopes` times factors; a slope of None counts as ones."""
+    flat = tf.nest.flatten(slopes) if slopes is not None else [None] * len(targets)
+    ones = [
+        tf.ones_like(target) if slope is None else slope
         for target, slope in zip(targets, flat, strict=True)
+    ]
+    return [
+        tf.cast(factor, slope.dtype) * slope for slope, factor in zip(ones, factors, strict=True)
     ]
 
 

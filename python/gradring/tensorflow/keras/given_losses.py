@@ -13,11 +13,14 @@ from gradring.tensorflow.graph.adoption import is_given, replicas_of
 from gradring.tensorflow.graph.expressions import is_in_graph
 from gradring.tensorflow.graph.extent import extent_of
 from gradring.tensorflow.graph.extent_rules import Extent
+from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import Share, current
-from gradring.tensorflow.keras import given
+from gradring.tensorflow.keras import given, terms_of_losses
 from gradring.tensorflow.keras.inseparable_losses import problem_of
+from gradring.tensorflow.keras.terms_of_losses import Slope
 
 _SUM = tf.distribute.ReduceOp.SUM
+_PIECE, _INSTEAD = "the look for terms of a loss", "it counts as a mean or a sum"
 
 
 def own_share() -> Share | None:
@@ -67,13 +70,53 @@ def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
     return _as_mean(loss * tf.cast(factor, loss.dtype))
 
 
-def check_values(values: tf.Tensor) -> None:
-    """Warns of values of samples that Keras adds up, and that depend on other samples."""
+def checked_values(values: tf.Tensor) -> tf.Tensor:
+    """Returns the values of samples that Keras adds up; a quotient of sums as a part of the whole.
+
+    Warns of values that depend on other samples.
+    """
     if current().mask is not None:
-        return  # Keras has multiplied it by a quotient of its sums.
+        return values  # Keras has multiplied it by a quotient of its sums.
+    part = part_of_terms(values)
+    if part is not None:
+        return part
     extent = extent_in_step(values)
     if extent.is_weighted or extent.is_paired:
         _warn_unless_mean(values, extent)
+    return values
+
+
+def part_of_terms(value: tf.Tensor) -> tf.Tensor | None:
+    """Returns a value whose terms need different factors, as this rank's part of a mean.
+
+    Returns:
+        None for any other value.
+    """
+    with falls_back(_PIECE, _INSTEAD):
+        found = terms_of_losses.part_of(value, _ratio())
+        if found is not None:
+            part, uncertain = found
+            for term in uncertain:
+                _warn_unless_mean(term, extent_in_step(term))
+            return _as_mean(part)
+    return None
+
+
+def slopes_of_loss(value: Any, *, has_others: bool = False) -> list[Slope]:
+    """Returns the slopes of a loss whose terms need different factors; otherwise an empty list.
+
+    Args:
+        value: The loss.
+        has_others: True if the gradients of other losses, which are no sums, are added.
+    """
+    with falls_back(_PIECE, _INSTEAD):
+        return terms_of_losses.slopes_of(value, _ratio(), has_others=has_others)
+    return []
+
+
+def _ratio() -> tf.Tensor | None:
+    share = own_share()
+    return None if share is None or share.is_equal else share.ratio
 
 
 def is_sum_of_samples(loss: Any, total: tf.Tensor) -> bool:
@@ -85,7 +128,9 @@ def is_sum_of_samples(loss: Any, total: tf.Tensor) -> bool:
     """
     if tf.is_symbolic_tensor(total):
         extent = extent_in_step(total)
-        if is_given(tf.distribute.get_strategy()):
+        if _may_have_rows(loss):
+            return True
+        if is_given(tf.distribute.get_strategy()) and not slopes_of_loss(total):
             _warn_unless_mean(total, extent)
         return extent.is_sum
     return _has_rows(tf.convert_to_tensor(loss))
@@ -103,7 +148,8 @@ def whole_logs(logs: Any) -> Any:
             return tf.distribute.get_replica_context().all_gather(log, axis=0)
         extent = extent_in_step(log)
         if not extent.is_sum or extent.is_weighted:
-            return log
+            part = part_of_terms(log)
+            return log if part is None else part
         if log.dtype.is_integer and not current().has_whole_batch:
             # Collectives do not take all types of integers.
             total = tf.distribute.get_replica_context().all_reduce(_SUM, tf.cast(log, tf.int64))
@@ -118,6 +164,15 @@ def _has_rows(value: tf.Tensor) -> bool:
     if tf.is_symbolic_tensor(value):
         return bool(value.shape.rank) and extent_in_step(value).has_rows
     return bool(value.shape.rank) and value.shape[0] in _sizes_of_batch()
+
+
+def _may_have_rows(loss: Any) -> bool:
+    """Returns whether a loss of unknown extent has as many values as the batch has samples."""
+    if not is_in_graph(loss) or not loss.shape.rank:
+        return False
+    extent = extent_in_step(loss)
+    is_unknown = extent.degree is None and not (extent.is_paired or extent.is_mixed)
+    return is_unknown and loss.shape[0] in _sizes_of_batch()
 
 
 def _sizes_of_batch() -> set[int]:

@@ -12,7 +12,11 @@ import tensorflow as tf
 from gradring.tensorflow.graph import once
 from gradring.tensorflow.graph.expressions import is_in_graph
 from gradring.tensorflow.keras import given
-from gradring.tensorflow.keras.given_losses import extent_in_step, sum_of_samples
+from gradring.tensorflow.keras.given_losses import (
+    extent_in_step,
+    part_of_terms,
+    sum_of_samples,
+)
 from gradring.tensorflow.keras.inseparable_losses import problem_of
 from gradring.tensorflow.keras.metric_logs import aggregation_of
 from gradring.tensorflow.seams import keras_names
@@ -37,6 +41,9 @@ def whole_value(values: tf.Tensor, metric: Any) -> tf.Tensor:
         return values
     if extent.is_sum and not extent.is_weighted:
         return sum_of_samples(values)
+    part = part_of_terms(values)
+    if part is not None:
+        return part
     _warn_of_metric(metric, problem_of(values, extent))
     return values
 

@@ -1,0 +1,250 @@
+"""Losses whose terms need different factors, so that the mean over ranks is that of one process.
+
+* A mean over samples, and a penalty of weights, need none.
+* A sum over samples is multiplied by the number of ranks.
+* A quotient of sums over samples is computed from the sums over all ranks. Examples are a mean over
+  the tokens that a mask keeps, and the Dice coefficient of a batch. The gradient of ``a / b`` is
+  that of ``a`` times ``1 / b``, minus that of ``b`` times ``a / b ** 2``, where a rank has its own
+  part of each gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gradring.tensorflow.graph.adoption import replicas_of
+from gradring.tensorflow.graph.expressions import is_in_graph, key_of
+from gradring.tensorflow.graph.extent import extent_of
+from gradring.tensorflow.graph.extent_rules import Extent
+from gradring.tensorflow.graph.replica_step import current
+
+_SAME = ("Identity", "Cast", "CheckNumerics")
+#: Operations that keep a scalar; their other inputs are dimensions.
+_OF_ONE = ("Mean", "Reshape", "Squeeze", "Sum")
+_QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
+_ADDED = ("Add", "AddV2", "AddN")
+
+
+class Slope(NamedTuple):
+    """The slope of a loss with respect to one of the values from which it is computed.
+
+    Attributes:
+        value: A scalar of the step's graph.
+        factor: The slope; a number, or a float64 scalar.
+        is_whole: True if the mean over ranks of the gradients is that of one process for certain.
+    """
+
+    value: tf.Tensor
+    factor: Any
+    is_whole: bool
+
+
+class _Linear(NamedTuple):
+    """A scalar as a sum of others, with their coefficients."""
+
+    sums: list[tuple[tf.Tensor, float]]
+    #: Terms that depend on no sample.
+    rest: list[tuple[tf.Tensor, float]]
+
+
+class _Quotient(NamedTuple):
+    """A quotient of sums over samples; all tensors are float64 scalars.
+
+    Attributes:
+        above: Terms of the dividend.
+        below: Terms of the divisor.
+        dividend: The dividend over all ranks.
+        divisor: The divisor over all ranks.
+    """
+
+    above: _Linear
+    below: _Linear
+    dividend: tf.Tensor
+    divisor: tf.Tensor
+
+
+class _Term(NamedTuple):
+    """A term of a value: a scalar, and its constant coefficient."""
+
+    value: tf.Tensor
+    coefficient: float
+    is_sum: bool
+    quotient: _Quotient | None
+
+
+def part_of(value: Any, ratio: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]] | None:
+    """Returns this rank's part of a value whose terms need different factors, or None.
+
+    All ranks call it in the same place of a step, as it adds up sums of all ranks. The mean of the
+    parts over all ranks is the value of one process, and the same holds for gradients.
+
+    Args:
+        value: A loss, log or metric's value.
+        ratio: This rank's share of the samples, relative to an equal share, if the part will be
+            multiplied by it; None for 1.
+
+    Returns:
+        The part, and those terms of it of which it is uncertain if they are means.
+    """
+    parts, uncertain = [], []
+    for term in _terms(value, has_others=False):
+        if term.quotient is not None:
+            parts.append(term.coefficient * _part_of_quotient(term.quotient, ratio))
+            continue
+        part = term.coefficient * tf.cast(term.value, tf.float64)
+        if term.is_sum:
+            part = _over(part * _count(), ratio)
+        else:
+            uncertain.append(term.value)
+        parts.append(part)
+    return (tf.cast(tf.add_n(parts), value.dtype), uncertain) if parts else None
+
+
+def slopes_of(value: Any, ratio: tf.Tensor | None, *, has_others: bool = False) -> list[Slope]:
+    """Returns the slopes of a loss whose terms need different factors.
+
+    All ranks call it in the same place of a step, as it adds up sums of all ranks.
+
+    Args:
+        value: The loss.
+        ratio: As for `part_of`.
+        has_others: True if the gradients of other losses, which are no sums, are added.
+
+    Returns:
+        An empty list if the whole value is a mean, a sum, or something else.
+    """
+    slopes = []
+    for term in _terms(value, has_others):
+        if term.quotient is not None:
+            quotient = term.quotient
+            unit = tf.math.divide_no_nan(term.coefficient * _count(), quotient.divisor)
+            of_divisor = -tf.math.divide_no_nan(unit * quotient.dividend, quotient.divisor)
+            for slope, sums in ((unit, quotient.above.sums), (of_divisor, quotient.below.sums)):
+                slopes += [Slope(each, _over(slope * factor, ratio), True) for each, factor in sums]
+        elif term.is_sum:
+            factor = tf.constant(term.coefficient * _count(), tf.float64)
+            slopes.append(Slope(term.value, _over(factor, ratio), True))
+        else:
+            slopes.append(Slope(term.value, term.coefficient, False))
+    return slopes
+
+
+def _over(value: tf.Tensor, ratio: tf.Tensor | None) -> tf.Tensor:
+    return value if ratio is None else tf.math.divide_no_nan(value, ratio)
+
+
+def _count() -> float:
+    return float(replicas_of(tf.distribute.get_strategy()))
+
+
+def _part_of_quotient(quotient: _Quotient, ratio: tf.Tensor | None) -> tf.Tensor:
+    above, below = (_total(each.sums) for each in (quotient.above, quotient.below))
+    moved = below - tf.stop_gradient(below)  # 0, with the divisor's gradient
+    slope = tf.math.divide_no_nan(quotient.dividend, quotient.divisor)
+    of_sums = tf.math.divide_no_nan(_count() * (above - moved * slope), quotient.divisor)
+    rest = tf.math.divide_no_nan(_total(quotient.above.rest), quotient.divisor)
+    return _over(of_sums, ratio) + rest
+
+
+def _total(terms: Sequence[tuple[tf.Tensor, float]]) -> tf.Tensor:
+    values = [factor * tf.cast(value, tf.float64) for value, factor in terms]
+    return tf.add_n([tf.zeros([], tf.float64), *values])
+
+
+def _terms(value: Any, has_others: bool) -> list[_Term]:
+    """Returns the terms of a value if they need different factors, or else an empty list."""
+    if not is_in_graph(value) or value.shape.rank != 0 or not value.dtype.is_floating:
+        return []
+    if current().has_whole_batch or value.graph is not tf.compat.v1.get_default_graph():
+        return []
+    found = []
+    for tensor, coefficient in _linear_terms(value, 1.0):
+        quotient = _quotient_of(tensor)
+        found.append(_Term(tensor, coefficient, _extent(tensor).is_sum, quotient))
+    sums = sum(each.is_sum for each in found)
+    is_mixed = 0 < sums < len(found) or (has_others and sums > 0)
+    return found if is_mixed or any(each.quotient for each in found) else []
+
+
+def _linear_terms(value: tf.Tensor, coefficient: float) -> Iterator[tuple[tf.Tensor, float]]:
+    """Yields scalars and their constant coefficients, whose sum is `value`."""
+    op = value.op
+    operands = op.inputs[:1] if op.type in _OF_ONE else op.inputs
+    are_scalars = all(each.shape.rank == 0 and each.dtype.is_floating for each in operands)
+    means = {key_of(each) for each in current().means if is_in_graph(each)}
+    inner: list[tuple[tf.Tensor, float]] = []
+    if are_scalars and key_of(value) not in means:
+        numbers = [tf.get_static_value(each) for each in operands]
+        if op.type in (*_SAME, *_OF_ONE, *_ADDED):
+            inner = [(each, coefficient) for each in operands]
+        elif op.type == "Neg":
+            inner = [(op.inputs[0], -coefficient)]
+        elif op.type == "Sub":
+            inner = [(op.inputs[0], coefficient), (op.inputs[1], -coefficient)]
+        elif op.type == "Mul" and numbers[0] is not None:
+            inner = [(op.inputs[1], coefficient * float(numbers[0]))]
+        elif op.type == "Mul" and numbers[1] is not None:
+            inner = [(op.inputs[0], coefficient * float(numbers[1]))]
+        elif op.type in _QUOTIENTS and numbers[1]:
+            inner = [(op.inputs[0], coefficient / float(numbers[1]))]
+    # The number can be that of the rank's samples, which makes a mean of a sum.
+    if not inner or (len(inner) == 1 and _extent(inner[0][0]).degree != _extent(value).degree):
+        yield value, coefficient
+        return
+    for each, factor in inner:
+        yield from _linear_terms(each, factor)
+
+
+def _quotient_of(value: tf.Tensor) -> _Quotient | None:
+    """Returns a value of a step's graph as a quotient of sums over data, or None."""
+    known = current().quotients
+    key = key_of(value)
+    if key in known or value.op.type not in _QUOTIENTS:
+        found: _Quotient | None = known.get(key)
+        return found
+    if any(each.shape.rank != 0 for each in value.op.inputs):
+        return None
+    above, below = map(_linear, value.op.inputs)
+    if above is None or below is None or not above.sums:
+        return None
+    if not any(_extent(each).of_data for each, _ in below.sums):
+        return None
+    own = tf.stack([_total(above.sums), _total(below.sums)])
+    reduced = tf.distribute.get_replica_context().all_reduce(
+        tf.distribute.ReduceOp.SUM, tf.stop_gradient(own)
+    )
+    dividend = tf.stop_gradient(reduced[0] + _total(above.rest))
+    divisor = tf.stop_gradient(reduced[1] + _total(below.rest))
+    known[key] = quotient = _Quotient(above, below, dividend, divisor)
+    return quotient
+
+
+def _linear(value: tf.Tensor) -> _Linear | None:
+    """Returns a value as sums over samples and constants; None if it is something else."""
+    found = _Linear([], [])
+    for tensor, coefficient in _linear_terms(_unguarded(value), 1.0):
+        extent = _extent(tensor)
+        is_plain = not (extent.has_rows or extent.is_weighted or extent.is_paired)
+        if extent.is_sum and is_plain:
+            found.sums.append((tensor, coefficient))
+        elif not extent.depends and not extent.is_mean:
+            found.rest.append((tensor, coefficient))
+        else:
+            return None
+    return found
+
+
+def _unguarded(value: tf.Tensor) -> tf.Tensor:
+    """Returns a value without a constant lower bound, such as that of `tf.maximum(total, 1)`."""
+    if value.op.type != "Maximum":
+        return value
+    variable = [each for each in value.op.inputs if tf.get_static_value(each) is None]
+    return variable[0] if len(variable) == 1 else value
+
+
+def _extent(tensor: tf.Tensor) -> Extent:
+    step = current()
+    return extent_of(tensor, step.batch, step.means, step.filled)
