@@ -21,7 +21,7 @@ OUTER = updates.LocalSGD(EVERY, updates.Nesterov(OUTER_RATE, 0.0))
 BEGIN, LOADED = np.array([1.0, 2.0]), np.array([4.0, -4.0])
 #: Mean over both ranks of the gradients of a step.
 MEAN = np.array([1.0, -1.5])
-WAYS = ("assign", "checkpoint", "each rank its own")
+WAYS = ("assign", "checkpoint", "each rank its own", "one rank, and back")
 KEEPING = {
     "TopK": updates.AllReduce(compression=updates.TopK(0.05)),
     "PowerSGD": updates.AllReduce(compression=updates.PowerSGD(1)),
@@ -61,8 +61,10 @@ class Loop:
 
 
 def loaded(rank: int, way: str, directory: str) -> Any:
-    """Three steps, weights from elsewhere, and a whole round."""
+    """Three steps, weights from elsewhere, and five steps; then the next round is ended."""
     import tensorflow as tf
+
+    from gradring.tensorflow import sync_replicas
 
     loop = Loop(rank)
     loop.train(3)
@@ -70,10 +72,16 @@ def loaded(rank: int, way: str, directory: str) -> Any:
         kept = tf.train.Checkpoint(weight=tf.Variable(LOADED.astype("float32")))
         path = kept.write(f"{directory}/rank-{rank}")
         tf.train.Checkpoint(weight=loop.weight).read(path)
+    elif way == "one rank, and back":
+        if rank == 0:
+            before = loop.weight.numpy()
+            loop.weight.assign(LOADED)
+            loop.weight.assign(before)
     else:
         by_rank = 2.0 * rank - 1 if way == "each rank its own" else 0.0
         loop.weight.assign(LOADED + by_rank)
     loop.train(EVERY)
+    sync_replicas(tf.train.Checkpoint(weight=loop.weight))
     return loop.weight.numpy()
 
 
@@ -141,8 +149,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_round_begins_anew_with_the_mean_of_assigned_weights(ranks: Any, way: str) -> None:
-    expected = LOADED - OUTER_RATE * RATE * EVERY * MEAN
+def test_a_round_with_assigned_weights_ends_with_their_mean(ranks: Any, way: str) -> None:
+    """It has two more steps; the next one is ended after three, by an outer step."""
+    first = BEGIN - RATE * 3 * MEAN if way == "one rank, and back" else LOADED
+    expected = first - RATE * (2 + OUTER_RATE * 3) * MEAN
     for rank in ranks:
         np.testing.assert_allclose(rank[way], expected, rtol=1e-6)
 

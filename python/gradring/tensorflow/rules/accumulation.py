@@ -50,9 +50,13 @@ class _Sum:
         return None if total is None else total / steps
 
     def clear(self) -> None:
+        self.forget_gradients()
+        self.steps.assign(0)
+
+    def forget_gradients(self) -> None:
+        """Clears the sums; the number of steps stays equal on all ranks."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
-        self.steps.assign(0)
 
 
 class AccumulatedUpdates(UpdatesInRounds):
@@ -115,14 +119,15 @@ class AccumulatedUpdates(UpdatesInRounds):
     def forget(self, variables: Iterable[Any]) -> None:
         """Clears the sums, which belong to earlier values of the variables."""
         variables = list(variables)
-        self.note_loaded(variables)
+        for round in self.about(variables):
+            round.clear()
         self._inner.forget(variables)
 
     def note_loaded(self, variables: Iterable[Any]) -> None:
-        """Clears the sums, which belong to earlier values of the variables."""
+        """Clears the sums; the other ranks may not have read the file."""
         variables = list(variables)
         for round in self.about(variables):
-            round.clear()
+            round.forget_gradients()
         self._inner.note_loaded(variables)
 
     def unsynchronised(self) -> Iterator[Any]:

@@ -5,9 +5,10 @@ Local steps do not sum gradients. So each replica multiplies its gradient by the
 which gives the gradient of the mean over its own batch.
 
 An outer optimizer compares the averaged weights with those of the round's beginning, which must be
-equal on all ranks. A program can end a round too early: it loads weights, or trains the same
-variables by another optimizer. So trained variables have a *holder*, which is the round in which
-they are. A round whose variables have another holder begins anew, with the mean of their values.
+equal on all ranks. Two things make this comparison wrong. If the program assigns weights within a
+round, the round ends with their mean, without an outer step. If another optimizer trains the same
+variables, its round begins with the mean of their values. So each trained variable knows its
+*holder*, the round in which it is.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.cross_device_ops import alone
+from gradring.tensorflow.graph.model_variables import local_parts
 from gradring.tensorflow.graph.reduction import reduce_leaves
-from gradring.tensorflow.graph.replica_step import holding, id_of
+from gradring.tensorflow.graph.replica_step import holding
 from gradring.tensorflow.rules.updates import (
     Apply,
     Gradient,
@@ -40,41 +42,46 @@ from gradring.tensorflow.rules.updates import (
     when,
 )
 
-#: Holder of variables that are in no round, and equal on all ranks.
+#: Number of the holder of variables that are in no round, and equal on all ranks.
 _NONE = 0
-#: Holder of variables that the program has assigned; they may differ between ranks.
-_PROGRAM = -1
 
 
-class _Holders:
-    """Numbers of the rounds in which trained variables are."""
+class _Holder:
+    """The round in which some variables are.
+
+    Attributes:
+        number: Number of the round.
+        is_assigned: 1 if the program has assigned one of the variables in it, else 0.
+    """
 
     def __init__(self) -> None:
-        self._holders: dict[int, tf.Variable] = {}
-        self._numbers = itertools.count(1)
+        self.number = compat.plain_variable(_NONE, "holder", tf.int64)
+        self.is_assigned = compat.plain_variable(0, "is_assigned")
 
-    def new_number(self) -> int:
-        """Returns the number of a new round."""
-        return next(self._numbers)
 
-    def of(self, variables: Sequence[Any]) -> list[tf.Variable]:
-        """Returns the holders of these variables; those first trained together have one."""
-        ids = [id_of(variable) for variable in variables]
-        new = compat.plain_variable(_NONE, "holder", tf.int64)
-        holders = [self._holders.setdefault(each, new) for each in ids]
-        return list({id(holder): holder for holder in holders}.values())
+def _holders_of(variables: Sequence[Any]) -> list[_Holder]:
+    """Returns the holders of these variables; those that are first trained together have one."""
+    parts = [own(variable) for variable in variables]
+    new = _Holder()
+    for part in parts:
+        if _holder_of(part) is None:
+            _be_held(part, new)
+    holders = {id(holder): holder for holder in map(_holder_of, parts)}
+    return list(holders.values())
 
-    def give_to_program(self, variable: Any) -> None:
-        """Notes that the program has assigned a variable."""
-        holder = self._holders.get(id_of(variable))
-        if holder is not None:
-            holder.assign(_PROGRAM)
+
+def _be_held(self: Any, holder: _Holder) -> None:
+    self._gradring_holder = holder
+
+
+def _holder_of(part: Any) -> Any:
+    return getattr(part, "_gradring_holder", None)
 
 
 class _LocalRound(Round):
     """A round that also keeps the values that the outer step needs."""
 
-    def __init__(self, optimizer: Any, momenta: Sequence[Any], holders: _Holders) -> None:
+    def __init__(self, optimizer: Any, momenta: Sequence[Any], number: int) -> None:
         super().__init__(optimizer)
         #: Moving statistics by `id` of their variables; batches update these, not gradients.
         self.statistics: dict[int, Any] = {}
@@ -82,8 +89,10 @@ class _LocalRound(Round):
         self.momenta = momenta
         #: Values of the trained variables when the round began; empty without momenta.
         self.before = [beside(variable, "before_round") for variable in self.trained if momenta]
-        self._number = holders.new_number()
-        self._holders = holders.of(self.trained) if momenta else []
+        self._number = number
+        self._holders = _holders_of(self.trained) if momenta else []
+        #: For each holder, if the program has assigned one of its variables.
+        self.are_assigned = [holder.is_assigned for holder in self._holders]
 
     def holds_all(self) -> tf.Tensor:
         """Returns whether all trained variables are in this round."""
@@ -103,14 +112,16 @@ class _LocalRound(Round):
         """Leaves the trained variables, which are equal on all ranks."""
         self.steps.assign(0)
         self._give_to(_NONE)
+        for flag in self.are_assigned:
+            flag.assign(0)
 
     def _all_are(self, number: int) -> tf.Tensor:
-        are = (tf.equal(holder, number) for holder in self._holders)
+        are = (tf.equal(holder.number, number) for holder in self._holders)
         return functools.reduce(tf.logical_and, are, tf.constant(True))
 
     def _give_to(self, number: int) -> None:
         for holder in self._holders:
-            holder.assign(number)
+            holder.number.assign(number)
 
 
 class LocalUpdates(UpdatesInRounds):
@@ -129,7 +140,7 @@ class LocalUpdates(UpdatesInRounds):
         self._momenta: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
         #: Moving statistics that the current step has changed.
         self._statistics: list[Any] = []
-        self._holders = _Holders()
+        self._numbers = itertools.count(1)
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Adds variables for the outer momenta to the optimizer, if the rule has an outer one.
@@ -152,7 +163,7 @@ class LocalUpdates(UpdatesInRounds):
     def begin(self, optimizer: Any) -> _LocalRound:
         """Begins a round with the momenta that `build` has made."""
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        return _LocalRound(optimizer, self._momenta.get(inner, []), self._holders)
+        return _LocalRound(optimizer, self._momenta.get(inner, []), next(self._numbers))
 
     def apply(
         self, optimizer: Any, apply: Apply, gradients: Sequence[Gradient], variables: Sequence[Any]
@@ -163,8 +174,8 @@ class LocalUpdates(UpdatesInRounds):
         self._statistics.clear()
         if round.momenta:
             is_new = tf.logical_not(round.holds_all())
-            is_uneven = tf.logical_and(is_new, tf.logical_not(round.is_even()))
-            when(is_uneven, lambda: self._average(round, "before a round"))
+            is_open = tf.logical_or(round.steps > 0, tf.logical_not(round.is_even()))
+            when(tf.logical_and(is_new, is_open), lambda: self._average(round, "before a round"))
             when(is_new, round.take)
         with alone():
             apply([times(gradient, self._communicator.world_size) for gradient in gradients])
@@ -191,43 +202,52 @@ class LocalUpdates(UpdatesInRounds):
             round.leave()
 
     def note_assigned(self, variable: Any) -> None:
-        """Has the round of a variable begin anew, if it has an outer step."""
-        self._holders.give_to_program(variable)
+        """Has the round of a variable end without an outer step, on all ranks."""
+        for part in local_parts(variable):
+            if (holder := _holder_of(part)) is not None:
+                holder.is_assigned.assign(1)
 
     def note_loaded(self, variables: Iterable[Any]) -> None:
-        """Has the rounds of these variables begin anew: other ranks may not have read the file."""
+        """Notes each variable as assigned."""
         for variable in variables:
             self.note_assigned(variable)
 
     def end(self, round: _LocalRound) -> None:
         """Averages weights and statistics over the ranks, and performs the outer step."""
-        variables, means = self._means(round, "")
+        variables, means, are_assigned = self._means(round, "")
         if round.momenta:
             outer = self._rule.outer
             assert outer is not None, "only an outer optimizer has momenta"
+            is_plain = tf.reduce_any([flag > 0 for flag in are_assigned])
             for index, (before, momentum) in enumerate(
                 zip(round.before, map(own, round.momenta), strict=True)
             ):
                 moved = before - means[index]
-                momentum.assign(outer.momentum * momentum + moved)
-                means[index] = before - outer.learning_rate * (moved + outer.momentum * momentum)
+                momentum.assign(tf.where(is_plain, momentum, outer.momentum * momentum + moved))
+                stepped = before - outer.learning_rate * (moved + outer.momentum * momentum)
+                means[index] = tf.where(is_plain, means[index], stepped)
         for variable, value in zip(variables, means, strict=True):
             own(variable).assign(value)
         round.leave()
 
     def _average(self, round: _LocalRound, why: str) -> None:
         """Ends a round without an outer step."""
-        for variable, value in zip(*self._means(round, f" {why}"), strict=True):
+        variables, means, _ = self._means(round, f" {why}")
+        for variable, value in zip(variables, means, strict=True):
             own(variable).assign(value)
         round.leave()
 
-    def _means(self, round: _LocalRound, why: str) -> tuple[list[Any], list[tf.Tensor]]:
-        """Returns weights and statistics, and their means over the ranks."""
+    def _means(
+        self, round: _LocalRound, why: str
+    ) -> tuple[list[Any], list[tf.Tensor], list[tf.Tensor]]:
+        """Returns weights and statistics, their means, and those of the flags `are_assigned`."""
         variables = [*round.trained, *round.statistics.values()]
-        values = [tf.convert_to_tensor(own(variable)) for variable in variables]
-        names = Names.of_variables(f"LocalSGD: mean{why}", values, variables)
+        reduced = [*variables, *round.are_assigned]
+        values = [tf.convert_to_tensor(own(variable)) for variable in reduced]
+        names = Names.of_variables(f"LocalSGD: mean{why}", values, reduced)
         reduction = Reduction(self._communicator, names, "mean", self._bucket_bytes)
-        return variables, list(reduce_leaves(values, reduction))
+        means = list(reduce_leaves(values, reduction))
+        return variables, means[: len(variables)], means[len(variables) :]
 
     def unsynchronised(self) -> Iterator[Any]:
         """Yields the state of the inner optimizers, which follows each rank's own gradients."""

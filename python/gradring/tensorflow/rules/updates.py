@@ -236,6 +236,9 @@ class _Part(Protocol):
     def clear(self) -> None:
         """Forgets all values."""
 
+    def forget_gradients(self) -> None:
+        """Forgets gradients that were kept, but not how many steps kept them."""
+
 
 P = TypeVar("P", bound=_Part)
 
@@ -260,6 +263,11 @@ class RoundOfParts(Round, Generic[P]):
         """Clears all parts."""
         for part in self._parts.values():
             part.clear()
+
+    def forget_gradients(self) -> None:
+        """Has all parts forget gradients."""
+        for part in self._parts.values():
+            part.forget_gradients()
 
 
 class UpdatesInRounds(Updates):

@@ -52,6 +52,10 @@ class Memory:
         for variable in self._variables.values():
             variable.assign(tf.zeros_like(variable))
 
+    def forget_gradients(self) -> None:
+        """Sets all variables to zero."""
+        self.clear()
+
 
 class Bucket:
     """The gradients of one step that are compressed together.
