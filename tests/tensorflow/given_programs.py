@@ -54,7 +54,8 @@ class Own(keras.Model):  # type: ignore[misc]
             loss = self.loss_of(y, self(x, training=True))
         gradients = self.changed(tape.gradient(loss, self.trainable_variables))
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": tf.add_n(tf.nest.flatten(loss)), **self.logs(gradients)}
+        parts = [loss] if tf.is_tensor(loss) else [tf.reduce_sum(each) for each in loss]
+        return {"loss": tf.add_n(parts), **self.logs(gradients)}
 
     def changed(self, gradients: Any) -> Any:
         return gradients
@@ -486,6 +487,82 @@ def losses_of_masks_and_overlaps() -> Any:
         model.compile(keras.optimizers.SGD(0.3), loss, metrics=[masked, dice])
         history = model.fit(X, abs(Y) / 4, batch_size=12, shuffle=False, verbose=0)
         found[number] = told(model, history, tested=model.evaluate(X, abs(Y) / 4, verbose=0))
+    return found
+
+
+def bounded(y: Any, p: Any, least: float) -> Any:
+    weights = tf.abs(y)
+    return tf.reduce_sum(weights * tf.square(p)) / tf.maximum(tf.reduce_sum(weights), least)
+
+
+def counted(y: Any, p: Any) -> Any:
+    kept = tf.cast(y > 0, tf.int32)
+    total = tf.reduce_sum(tf.cast(kept, tf.float32) * tf.square(y - p))
+    return total / tf.cast(tf.maximum(tf.reduce_sum(kept), 1), tf.float32)
+
+
+#: Losses whose terms lie deeper in the graph.
+DEEP_TERMS: dict[str, Any] = {
+    "below its bound": lambda y, p: bounded(y * 0.01, p, 1.0),
+    "above its bound": lambda y, p: bounded(y, p, 0.5),
+    "an integer count": counted,
+    "values beside Dice": lambda y, p: [
+        0.1 * tf.square(y - p)[:, 0],
+        dice(tf.abs(y), tf.sigmoid(p)),
+    ],
+    "a mean and a sum": lambda y, p: [tf.reduce_mean(p), 0.1 * tf.reduce_sum(tf.square(y - p))],
+    "a sum by Keras": lambda y, p: keras.losses.Dice(reduction="sum")(tf.abs(y), tf.sigmoid(p)),
+    "stacked": lambda y, p: tf.reduce_sum(tf.stack([masked(y, p), tf.reduce_mean(p)])),
+}
+
+
+class Dices(keras.metrics.Metric):  # type: ignore[misc]
+    """The mean over batches of a loss of a whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__(name="dices")
+        self.loss = keras.losses.Dice()
+        self.sum = self.add_variable((), "zeros", name="sum")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
+        self.sum.assign_add(self.loss(y, p))
+        self.count.assign_add(1.0)
+
+    def result(self) -> Any:
+        return self.sum / self.count
+
+
+class Weighted(Own):
+    """Weights the mean over unmasked values by their number."""
+
+    loss_of = staticmethod(masked)
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        x, y = data
+        kept = tf.reduce_sum(tf.cast(y > 0.5, tf.float32))
+        self.mean.update_state(masked(y, self(x)), sample_weight=kept)
+        return {**logs, "mean": self.mean.result()}
+
+
+@program
+def losses_whose_terms_lie_deeper() -> Any:
+    found: dict[str, Any] = {}
+    for name, each in DEEP_TERMS.items():
+        keras.utils.set_random_seed(1)
+        found[name] = own(each)
+    keras.utils.set_random_seed(1)
+    model = functional(keras.Model, dense(activation="sigmoid"))
+    metrics = [Dices(), keras.losses.Dice()]
+    model.compile("sgd", "mse", metrics=metrics, steps_per_execution=2)
+    y = abs(Y) / 4
+    found["metrics"] = told(model, model.fit(X, y, batch_size=12, shuffle=False, verbose=0))
+    keras.utils.set_random_seed(1)
+    model = functional(Weighted)
+    model.mean = keras.metrics.Mean(name="mean")
+    model.compile(keras.optimizers.SGD(0.01))
+    found["weighted"] = told(model, model.fit(X, Y, batch_size=12, shuffle=False, verbose=0))
     return found
 
 

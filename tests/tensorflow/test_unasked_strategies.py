@@ -364,6 +364,11 @@ for loss, metric in ((total, "mae"), (dice, "mae"), ("mse", root)):
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history
     weights = [np.ravel(each).tolist() for each in model.get_weights()]
     found[str(getattr(loss, "__name__", loss))] = [weights, history["loss"]]
+with tf.GradientTape() as tape:  # as to show what a model looks at
+    inputs = tf.constant(x)
+    tape.watch(inputs)
+    value = tf.reduce_sum(model(inputs))
+found["by inputs"] = tape.gradient(value, inputs).shape.as_list()
 print(json.dumps(found))
 """
 
@@ -379,7 +384,7 @@ def test_losses_and_metrics_of_tf_keras_that_parts_do_not_give_are_named(
     done = ran(python, program, "--with-strategy", "-np", "2")
     first, second = told_by(done)
     assert first == second
-    for loss in ("total", "mse"):
+    for loss in ("total", "mse", "by inputs"):
         assert flat(first[loss]) == pytest.approx(flat(alone[loss]), rel=2e-5, abs=2e-6)
     assert flat(first["dice"]) != pytest.approx(flat(alone["dice"]), rel=1e-4)
     (begin,) = lines_about(done, "models of tf_keras are trained by 2 ranks")

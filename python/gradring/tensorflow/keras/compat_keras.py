@@ -536,14 +536,17 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
     weights, reduction = bound.arguments["sample_weight"], bound.arguments["reduction"]
     if reduction in (None, "none"):
         return original(values, *args, **kwargs)
+    # The variables of a metric of the program are added up over the ranks.
+    is_in_metric = metric_logs.is_adding_up()
     if is_given(tf.distribute.get_strategy()):
-        values = given_losses.checked_values(values)
+        part = given_losses.checked_part(values, is_weighed=not is_in_metric)
+        if part is not None:
+            return part
     else:
         inseparable_losses.check([values])
     if reduction == "sum":
         total = original(values, *args, **kwargs)
-        # The variables of a metric are added up over the ranks.
-        return total if metric_logs.is_updating() else sample_shares.weighed_sum(total)
+        return total if is_in_metric else sample_shares.weighed_sum(total)
     with sample_shares.divided(values, weights, replica_step.current().mask, reduction):
         reduced = original(values, *args, **kwargs)
         if values.shape.rank != 0:
@@ -562,6 +565,9 @@ def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any
     total = names.PLAIN_ADDITIONAL_LOSS.there()(model, loss)
     if getattr(loss, "_gradring_is_scaled", False):
         return total
+    part = given_losses.part_of_terms(total) if is_given(tf.distribute.get_strategy()) else None
+    if part is not None:
+        return part
     inseparable_losses.check_added(model, loss)
     with falls_back("the sum over ranks of a sum in add_loss", "it is averaged as a mean is"):
         if given_losses.is_sum_of_samples(loss, total):

@@ -94,7 +94,7 @@ def _in_terms(targets: list[Any], slopes: Any) -> tuple[list[Any], list[Any], An
         slopes with the factors.
     """
     slopes_of = [slopes_of_loss(each) for each in targets]
-    if not any(slopes_of):
+    if not any(slopes_of) and len({extent_in_step(each).is_sum for each in targets}) < 2:
         return targets, targets, slopes
     flat = tf.nest.flatten(slopes) if slopes is not None else [None] * len(targets)
     others, found, of_found, factors = [], [], [], []

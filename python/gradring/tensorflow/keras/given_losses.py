@@ -70,30 +70,38 @@ def sum_of_samples(loss: tf.Tensor) -> tf.Tensor:
     return _as_mean(loss * tf.cast(factor, loss.dtype))
 
 
-def checked_values(values: tf.Tensor) -> tf.Tensor:
-    """Returns the values of samples that Keras adds up; a quotient of sums as a part of the whole.
+def checked_part(values: tf.Tensor, *, is_weighed: bool) -> tf.Tensor | None:
+    """Returns the loss of a whole batch as a part of that of all samples, or None.
 
-    Warns of values that depend on other samples.
+    Warns of values of samples that depend on other samples.
+
+    Args:
+        values: The values of samples that Keras adds up, or a scalar.
+        is_weighed: True if the part will be multiplied by the rank's share of the samples.
     """
     if current().mask is not None:
-        return values  # Keras has multiplied it by a quotient of its sums.
-    part = part_of_terms(values)
+        return None  # Keras has multiplied it by a quotient of its sums.
+    part = part_of_terms(values, is_weighed=is_weighed)
     if part is not None:
         return part
     extent = extent_in_step(values)
     if extent.is_weighted or extent.is_paired:
         _warn_unless_mean(values, extent)
-    return values
+    return None
 
 
-def part_of_terms(value: tf.Tensor) -> tf.Tensor | None:
+def part_of_terms(value: tf.Tensor, *, is_weighed: bool = True) -> tf.Tensor | None:
     """Returns a value whose terms need different factors, as this rank's part of a mean.
+
+    Args:
+        value: A loss, log or metric's value.
+        is_weighed: True if the part will be multiplied by the rank's share of the samples.
 
     Returns:
         None for any other value.
     """
     with falls_back(_PIECE, _INSTEAD):
-        found = terms_of_losses.part_of(value, _ratio())
+        found = terms_of_losses.part_of(value, _ratio() if is_weighed else None)
         if found is not None:
             part, uncertain = found
             for term in uncertain:
@@ -110,7 +118,10 @@ def slopes_of_loss(value: Any, *, has_others: bool = False) -> list[Slope]:
         has_others: True if the gradients of other losses, which are no sums, are added.
     """
     with falls_back(_PIECE, _INSTEAD):
-        return terms_of_losses.slopes_of(value, _ratio(), has_others=has_others)
+        found = terms_of_losses.slopes_of(value, _ratio(), has_others=has_others)
+        if not found and has_others and extent_in_step(value).is_sum:
+            return [Slope(value, terms_of_losses.slope_of_sum(_ratio()), True)]
+        return found
     return []
 
 
@@ -130,7 +141,7 @@ def is_sum_of_samples(loss: Any, total: tf.Tensor) -> bool:
         extent = extent_in_step(total)
         if _may_have_rows(loss):
             return True
-        if is_given(tf.distribute.get_strategy()) and not slopes_of_loss(total):
+        if is_given(tf.distribute.get_strategy()):
             _warn_unless_mean(total, extent)
         return extent.is_sum
     return _has_rows(tf.convert_to_tensor(loss))
@@ -172,7 +183,7 @@ def _may_have_rows(loss: Any) -> bool:
         return False
     extent = extent_in_step(loss)
     is_unknown = extent.degree is None and not (extent.is_paired or extent.is_mixed)
-    return is_unknown and loss.shape[0] in _sizes_of_batch()
+    return is_unknown and loss.shape[0] is None and None in _sizes_of_batch()
 
 
 def _sizes_of_batch() -> set[int]:

@@ -22,7 +22,7 @@ from gradring.tensorflow.keras.metric_logs import aggregation_of
 from gradring.tensorflow.seams import keras_names
 
 
-def whole_value(values: tf.Tensor, metric: Any) -> tf.Tensor:
+def whole_value(values: tf.Tensor, metric: Any, weight: Any = None) -> tf.Tensor:
     """Scales the argument of a mean metric, if it is a sum over this rank's samples.
 
     Warns on rank 0 of values that parts of a batch do not give.
@@ -30,6 +30,7 @@ def whole_value(values: tf.Tensor, metric: Any) -> tf.Tensor:
     Args:
         values: A scalar, or a value for each sample.
         metric: The metric.
+        weight: The weight of the values, or None.
     """
     if not is_in_graph(values):
         return values
@@ -41,7 +42,11 @@ def whole_value(values: tf.Tensor, metric: Any) -> tf.Tensor:
         return values
     if extent.is_sum and not extent.is_weighted:
         return sum_of_samples(values)
-    part = part_of_terms(values)
+    if is_in_graph(weight) and (of_weight := extent_in_step(weight)).degree == 1:
+        if of_weight.of_data:
+            return values  # its divisor, if the program adds up a mean over unmasked steps
+        weight = None
+    part = part_of_terms(values) if weight is None else None
     if part is not None:
         return part
     _warn_of_metric(metric, problem_of(values, extent))

@@ -96,12 +96,16 @@ def trains_outside(_: Any) -> bool:
     return is_given and replicas_of(tf.distribute.get_strategy()) > 1
 
 
-def refuse_loop(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+def refuse_loop(
+    original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Stands in for `GradientTape.gradient` where `trains_outside`.
 
     Raises:
-        gradring.errors.ConfigError: Always.
+        gradring.errors.ConfigError: A source is a variable.
     """
+    if not any(hasattr(source, "assign") for source in tf.nest.flatten(sources)):
+        return original(tape, target, sources, *args, **kwargs)
     communicator = communicator_of(tf.distribute.get_strategy())
     assert communicator is not None, "the strategy is gradring's"
     rank, host = communicator.rank, communicator.host

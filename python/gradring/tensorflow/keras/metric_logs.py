@@ -62,16 +62,17 @@ class _Notes:
 _notes: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()
 
 
-def is_updating() -> bool:
-    """Returns whether the code runs in `update_state` of a metric of Keras."""
+def is_adding_up() -> bool:
+    """Returns whether a metric of Keras that is no mean is updated now."""
     frame = inspect.currentframe()
+    keras: Any = sys.modules["keras"]
     while frame is not None:
         names = frame.f_code.co_varnames
         # AutoGraph puts `tf__` before the names of functions that it converts.
         if names and frame.f_code.co_name.endswith("update_state"):
             owner = frame.f_locals.get(names[0])
-            if isinstance(owner, sys.modules["keras"].Metric):
-                return True
+            if isinstance(owner, keras.Metric):
+                return not isinstance(owner, keras.metrics.Mean)
         frame = frame.f_back
     return False
 
@@ -93,7 +94,8 @@ def note(model: Any, logs: Any) -> None:
     for metric in model.metrics:
         for each in getattr(metric, "metrics", [metric]):
             _check_changes(strategy.communicator, each)
-            _check_added(strategy.communicator, each)
+            with falls_back("the look for pairs in metrics", "nothing is said of them"):
+                _check_added(strategy.communicator, each)
     metrics = [_Metric(each, _handles(each)) for each in model.metrics]
     notes = _notes.setdefault(model, _Notes())
     notes.sources[notes.function] = _sources(logs, metrics, strategy.communicator)
@@ -178,6 +180,8 @@ def _check_changes(communicator: Communicator, metric: Any) -> None:
 def _check_added(communicator: Communicator, metric: Any) -> None:
     """Warns on rank 0 of a metric that adds values of pairs of samples to its variables."""
     step = current()
+    if step.has_whole_batch:
+        return
     for value in added_to(_handles(metric), tf.compat.v1.get_default_graph()):
         if extent_of(value, step.batch, step.means, step.filled).is_paired:
             once.warn(

@@ -302,7 +302,7 @@ def update_mean(
     replica's part of a batch therefore counts by the replica's share of the samples.
     """
     if is_given(tf.distribute.get_strategy()):
-        values = given_metrics.whole_value(tf.convert_to_tensor(values), metric)
+        values = given_metrics.whole_value(tf.convert_to_tensor(values), metric, sample_weight)
     part = given_losses.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
     if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:

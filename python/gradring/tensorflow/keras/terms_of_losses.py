@@ -10,14 +10,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.expressions import is_in_graph, key_of
-from gradring.tensorflow.graph.extent import extent_of
+from gradring.tensorflow.graph.extent import comes_from, extent_of
 from gradring.tensorflow.graph.extent_rules import Extent
 from gradring.tensorflow.graph.replica_step import current
 
@@ -58,12 +60,14 @@ class _Quotient(NamedTuple):
         below: Terms of the divisor.
         dividend: The dividend over all ranks.
         divisor: The divisor over all ranks.
+        is_free: 1, or 0 if the divisor is at its lower bound.
     """
 
     above: _Linear
     below: _Linear
     dividend: tf.Tensor
     divisor: tf.Tensor
+    is_free: tf.Tensor
 
 
 class _Term(NamedTuple):
@@ -121,7 +125,8 @@ def slopes_of(value: Any, ratio: tf.Tensor | None, *, has_others: bool = False) 
         if term.quotient is not None:
             quotient = term.quotient
             unit = tf.math.divide_no_nan(term.coefficient * _count(), quotient.divisor)
-            of_divisor = -tf.math.divide_no_nan(unit * quotient.dividend, quotient.divisor)
+            whole = tf.math.divide_no_nan(quotient.dividend, quotient.divisor)
+            of_divisor = -unit * whole * quotient.is_free
             for slope, sums in ((unit, quotient.above.sums), (of_divisor, quotient.below.sums)):
                 slopes += [Slope(each, _over(slope * factor, ratio), True) for each, factor in sums]
         elif term.is_sum:
@@ -130,6 +135,11 @@ def slopes_of(value: Any, ratio: tf.Tensor | None, *, has_others: bool = False) 
         else:
             slopes.append(Slope(term.value, term.coefficient, False))
     return slopes
+
+
+def slope_of_sum(ratio: tf.Tensor | None) -> tf.Tensor:
+    """Returns the slope of a sum over samples beside other losses; `ratio` as for `part_of`."""
+    return _over(tf.constant(_count(), tf.float64), ratio)
 
 
 def _over(value: tf.Tensor, ratio: tf.Tensor | None) -> tf.Tensor:
@@ -143,7 +153,7 @@ def _count() -> float:
 def _part_of_quotient(quotient: _Quotient, ratio: tf.Tensor | None) -> tf.Tensor:
     above, below = (_total(each.sums) for each in (quotient.above, quotient.below))
     moved = below - tf.stop_gradient(below)  # 0, with the divisor's gradient
-    slope = tf.math.divide_no_nan(quotient.dividend, quotient.divisor)
+    slope = tf.math.divide_no_nan(quotient.dividend, quotient.divisor) * quotient.is_free
     of_sums = tf.math.divide_no_nan(_count() * (above - moved * slope), quotient.divisor)
     rest = tf.math.divide_no_nan(_total(quotient.above.rest), quotient.divisor)
     return _over(of_sums, ratio) + rest
@@ -160,6 +170,8 @@ def _terms(value: Any, has_others: bool) -> list[_Term]:
         return []
     if current().has_whole_batch or value.graph is not tf.compat.v1.get_default_graph():
         return []
+    if _is_in_branch(value.graph):
+        return []  # other ranks may not come here
     found = []
     for tensor, coefficient in _linear_terms(value, 1.0):
         quotient = _quotient_of(tensor)
@@ -169,10 +181,21 @@ def _terms(value: Any, has_others: bool) -> list[_Term]:
     return found if is_mixed or any(each.quotient for each in found) else []
 
 
+def _is_in_branch(graph: Any) -> bool:
+    """Returns whether a graph is, or is called in, a branch or loop of the step."""
+    while graph is not None and graph is not current().graph:
+        if compat.is_control_flow(graph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def _linear_terms(value: tf.Tensor, coefficient: float) -> Iterator[tuple[tf.Tensor, float]]:
     """Yields scalars and their constant coefficients, whose sum is `value`."""
     op = value.op
     operands = op.inputs[:1] if op.type in _OF_ONE else op.inputs
+    if op.type == "Sum" and op.inputs[0].op.type == "Pack" and op.inputs[0].shape.rank == 1:
+        operands = op.inputs[0].op.inputs
     are_scalars = all(each.shape.rank == 0 and each.dtype.is_floating for each in operands)
     means = {key_of(each) for each in current().means if is_in_graph(each)}
     inner: list[tuple[tf.Tensor, float]] = []
@@ -190,12 +213,27 @@ def _linear_terms(value: tf.Tensor, coefficient: float) -> Iterator[tuple[tf.Ten
             inner = [(op.inputs[0], coefficient * float(numbers[1]))]
         elif op.type in _QUOTIENTS and numbers[1]:
             inner = [(op.inputs[0], coefficient / float(numbers[1]))]
-    # The number can be that of the rank's samples, which makes a mean of a sum.
-    if not inner or (len(inner) == 1 and _extent(inner[0][0]).degree != _extent(value).degree):
+    if not inner or (len(inner) == 1 and _divides_by_samples(value, *inner[0], coefficient)):
         yield value, coefficient
         return
     for each, factor in inner:
         yield from _linear_terms(each, factor)
+
+
+def _divides_by_samples(
+    value: tf.Tensor, inner: tf.Tensor, factor: float, coefficient: float
+) -> bool:
+    """Returns whether a number that divides sums can be that of the rank's samples."""
+    if _extent(inner).degree != _extent(value).degree:
+        return True
+    counts = [_extent(each).counts or () for each, _ in _linear_terms(inner, 1.0)]
+    numbers = (coefficient / factor, factor / coefficient) if factor and coefficient else ()
+    return any(
+        count > 1 and math.isclose(count, number, rel_tol=1e-6)
+        for each in counts
+        for count in each
+        for number in numbers
+    )
 
 
 def _quotient_of(value: tf.Tensor) -> _Quotient | None:
@@ -207,7 +245,8 @@ def _quotient_of(value: tf.Tensor) -> _Quotient | None:
         return found
     if any(each.shape.rank != 0 for each in value.op.inputs):
         return None
-    above, below = map(_linear, value.op.inputs)
+    divisor, bound = _unguarded(value.op.inputs[1])
+    above, below = _linear(value.op.inputs[0]), _linear(divisor)
     if above is None or below is None or not above.sums:
         return None
     if not any(_extent(each).of_data for each, _ in below.sums):
@@ -217,32 +256,47 @@ def _quotient_of(value: tf.Tensor) -> _Quotient | None:
         tf.distribute.ReduceOp.SUM, tf.stop_gradient(own)
     )
     dividend = tf.stop_gradient(reduced[0] + _total(above.rest))
-    divisor = tf.stop_gradient(reduced[1] + _total(below.rest))
-    known[key] = quotient = _Quotient(above, below, dividend, divisor)
+    total = tf.stop_gradient(reduced[1] + _total(below.rest))
+    if bound is None:
+        is_free = tf.ones([], tf.float64)
+    else:
+        is_free = tf.cast(total > bound, tf.float64)
+        total = tf.maximum(total, tf.constant(bound, tf.float64))
+    known[key] = quotient = _Quotient(above, below, dividend, total, is_free)
     return quotient
 
 
 def _linear(value: tf.Tensor) -> _Linear | None:
     """Returns a value as sums over samples and constants; None if it is something else."""
     found = _Linear([], [])
-    for tensor, coefficient in _linear_terms(_unguarded(value), 1.0):
+    for tensor, coefficient in _linear_terms(value, 1.0):
         extent = _extent(tensor)
         is_plain = not (extent.has_rows or extent.is_weighted or extent.is_paired)
+        if _peeled(tensor).op.type in ("Maximum", "Minimum"):
+            return None
         if extent.is_sum and is_plain:
             found.sums.append((tensor, coefficient))
-        elif not extent.depends and not extent.is_mean:
+        elif not extent.depends and not comes_from(tensor, "ReadVariableOp"):
             found.rest.append((tensor, coefficient))
         else:
             return None
     return found
 
 
-def _unguarded(value: tf.Tensor) -> tf.Tensor:
-    """Returns a value without a constant lower bound, such as that of `tf.maximum(total, 1)`."""
-    if value.op.type != "Maximum":
-        return value
-    variable = [each for each in value.op.inputs if tf.get_static_value(each) is None]
-    return variable[0] if len(variable) == 1 else value
+def _unguarded(value: tf.Tensor) -> tuple[tf.Tensor, float | None]:
+    """Returns a divisor and its constant lower bound, such as that of `tf.maximum(total, 1)`."""
+    op = _peeled(value).op
+    numbers = [tf.get_static_value(each) for each in op.inputs]
+    if op.type != "Maximum" or numbers.count(None) != 1:
+        return value, None
+    place = numbers.index(None)
+    return op.inputs[place], float(numbers[1 - place])
+
+
+def _peeled(value: tf.Tensor) -> tf.Tensor:
+    while value.op.type in _SAME:
+        value = value.op.inputs[0]
+    return value
 
 
 def _extent(tensor: tf.Tensor) -> Extent:
