@@ -323,7 +323,8 @@ def test_a_step_of_its_own_trains_as_alone_or_is_named(
     alone = json.loads(ran(python, program).stdout)
     done = ran(python, program, "--with-strategy", "-np", "2")
     first, second = told_by(done)
-    assert first == second
+    # An error names its rank.
+    assert {**first, "loop": ""} == {**second, "loop": ""}
     for kind in ("keras", "sum") if legacy == "1" else ("keras", "sum", "own", "own again"):
         assert first[kind] == pytest.approx(alone[kind], rel=1e-5), kind
     assert alone["loop"] == "each rank trains for itself"

@@ -250,7 +250,6 @@ LOAD_WEIGHTS = Seam(
     "load_weights",
     "has update rules drop gradients of the weights before",
     "filepath",
-    without="update rules apply gradients from before weights were loaded",
 )
 SAVE_HDF5 = Seam(
     "keras.src.legacy.saving.legacy_h5_format",
