@@ -103,8 +103,7 @@ def changed_otherwise(handles: Sequence[Any], graph: tf.Graph) -> list[Any]:
         handles: Handles of variables. None of them may have a part in a value that is added.
         graph: The graph; changes in functions that it calls are not seen.
     """
-    inner = {id(outer): placeholder for outer, placeholder in getattr(graph, "captures", ())}
-    own = {id(each): inner[id(each)] for each in handles if id(each) in inner}
+    own = _placeholders(handles, graph)
     later = _descendants(list(own.values()))
     return [
         each
@@ -116,8 +115,7 @@ def changed_otherwise(handles: Sequence[Any], graph: tf.Graph) -> list[Any]:
 
 def added_to(handles: Sequence[Any], graph: tf.Graph) -> list[tf.Tensor]:
     """Returns the tensors that a graph adds to variables; arguments as of `changed_otherwise`."""
-    inner = {id(outer): placeholder for outer, placeholder in getattr(graph, "captures", ())}
-    own = [inner[id(each)] for each in handles if id(each) in inner]
+    own = list(_placeholders(handles, graph).values())
     later = _descendants(own)
     ahead = [
         op.inputs[1]
@@ -136,6 +134,12 @@ def added_to(handles: Sequence[Any], graph: tf.Graph) -> list[tf.Tensor]:
         elif tensor.op.type in _SUMS | _CHANGING_FIRST | {"SelectV2"}:
             ahead += list(tensor.op.inputs)
     return found
+
+
+def _placeholders(handles: Sequence[Any], graph: tf.Graph) -> dict[int, tf.Tensor]:
+    """Returns a graph's placeholders of the handles that it captures, by the handles' ids."""
+    inner = {id(outer): placeholder for outer, placeholder in getattr(graph, "captures", ())}
+    return {id(each): inner[id(each)] for each in handles if id(each) in inner}
 
 
 def _only_adds(op: tf.Operation, variable: tf.Tensor, later: set[tf.Operation]) -> bool:

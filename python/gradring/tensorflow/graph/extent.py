@@ -24,6 +24,7 @@ from gradring.tensorflow.graph.extent_rules import (
     Extent,
     derived,
 )
+from gradring.tensorflow.graph.replica_step import current
 
 
 def extent_of(
@@ -55,6 +56,12 @@ def extent_of(
         return _in_graph([tensor], known)[0]
     except (AttributeError, LookupError, TypeError, ValueError):
         return UNKNOWN
+
+
+def extent_in_step(tensor: Any) -> Extent:
+    """Returns how a tensor of the current step depends on its batch."""
+    step = current()
+    return extent_of(tensor, step.batch, step.means, step.filled)
 
 
 def is_of_no_batch(tensor: Any, batch: Iterable[Any]) -> bool:

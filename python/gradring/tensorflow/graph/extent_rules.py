@@ -97,8 +97,8 @@ _KEEPS_DIMENSIONS = frozenset(
     )
 )
 _EXTREMES = ("Max", "Min")
-_QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
-PRODUCTS = ("Mul", "MulNoNan", *_QUOTIENTS)
+QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
+PRODUCTS = ("Mul", "MulNoNan", *QUOTIENTS)
 #: Operations along a dimension, each with the position of the input that names it.
 _ALONG = dict.fromkeys(("Cumprod", "Cumsum", "CumulativeLogsumexp", "ReverseV2"), 1) | {"Roll": 2}
 #: Operations that normalise or sort the only dimension of a vector.
@@ -204,7 +204,7 @@ def _is_curved(op: tf.Operation, are_means: Sequence[bool]) -> bool:
         return False
     if op.type in _BILINEAR:
         return sum(are_means) > 1
-    return op.type not in _QUOTIENTS or are_means[-1]
+    return op.type not in QUOTIENTS or are_means[-1]
 
 
 def _by_rule(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> Extent:

@@ -14,12 +14,12 @@ from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.cross_device_ops import gradients_of
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.expressions import is_in_graph
+from gradring.tensorflow.graph.extent import extent_in_step
 from gradring.tensorflow.graph.extent_rules import CALLS
 from gradring.tensorflow.graph.replica_step import Share, current, id_of
 from gradring.tensorflow.keras import given
 from gradring.tensorflow.keras.given_losses import (
     are_sums,
-    extent_in_step,
     own_share,
     slopes_of_loss,
 )

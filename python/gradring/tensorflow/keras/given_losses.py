@@ -11,7 +11,7 @@ import tensorflow as tf
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import is_given, replicas_of
 from gradring.tensorflow.graph.expressions import is_in_graph
-from gradring.tensorflow.graph.extent import extent_of
+from gradring.tensorflow.graph.extent import extent_in_step
 from gradring.tensorflow.graph.extent_rules import Extent
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import Share, current
@@ -118,7 +118,7 @@ def slopes_of_loss(value: Any, *, has_others: bool = False) -> list[Slope]:
         has_others: True if the gradients of other losses, which are no sums, are added.
     """
     with falls_back(_PIECE, _INSTEAD):
-        found = terms_of_losses.slopes_of(value, _ratio(), has_others=has_others)
+        found = terms_of_losses.slopes_of(value, _ratio())
         if not found and has_others and extent_in_step(value).is_sum:
             return [Slope(value, terms_of_losses.slope_of_sum(_ratio()), True)]
         return found
@@ -205,12 +205,6 @@ def are_sums(targets: Sequence[Any]) -> bool:
     if current().has_whole_batch:
         return False  # every rank has the same sum, so the mean over ranks is that sum
     return bool(extents) and all(extent.is_sum for extent in extents)
-
-
-def extent_in_step(tensor: Any) -> Extent:
-    """Returns how a tensor of the step depends on its batch."""
-    step = current()
-    return extent_of(tensor, step.batch, step.means, step.filled)
 
 
 def _warn_unless_mean(loss: Any, extent: Extent) -> None:

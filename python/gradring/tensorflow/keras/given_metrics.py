@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import once
 from gradring.tensorflow.graph.expressions import is_in_graph
+from gradring.tensorflow.graph.extent import extent_in_step
 from gradring.tensorflow.keras import given
 from gradring.tensorflow.keras.given_losses import (
-    extent_in_step,
     part_of_terms,
     sum_of_samples,
 )

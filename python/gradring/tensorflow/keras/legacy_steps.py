@@ -16,7 +16,7 @@ from gradring.errors import ConfigError
 from gradring.tensorflow.graph import once, replica_step
 from gradring.tensorflow.graph.adoption import communicator_of, replicas_of
 from gradring.tensorflow.graph.expressions import is_in_graph
-from gradring.tensorflow.graph.extent import extent_of
+from gradring.tensorflow.graph.extent import extent_in_step
 from gradring.tensorflow.graph.extent_rules import UNKNOWN, Extent
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.keras import inseparable_losses, summed_losses
@@ -84,10 +84,7 @@ def _check(metric: Any, values: Any) -> None:
 
 
 def _extent(value: Any) -> Extent:
-    step = replica_step.current()
-    return (
-        extent_of(value, step.batch, step.means) if step.batch and is_in_graph(value) else UNKNOWN
-    )
+    return extent_in_step(value) if replica_step.current().batch else UNKNOWN
 
 
 def trains_outside(_: Any) -> bool:

@@ -29,7 +29,7 @@ from gradring.tensorflow.graph.expressions import (
     is_in_graph,
     is_same,
 )
-from gradring.tensorflow.graph.extent import extent_of
+from gradring.tensorflow.graph.extent import extent_in_step
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current
 from gradring.tensorflow.rules.updates import updates_of
@@ -179,11 +179,10 @@ def _check_changes(communicator: Communicator, metric: Any) -> None:
 
 def _check_added(communicator: Communicator, metric: Any) -> None:
     """Warns on rank 0 of a metric that adds values of pairs of samples to its variables."""
-    step = current()
-    if step.has_whole_batch:
+    if current().has_whole_batch:
         return
     for value in added_to(_handles(metric), tf.compat.v1.get_default_graph()):
-        if extent_of(value, step.batch, step.means, step.filled).is_paired:
+        if extent_in_step(value).is_paired:
             once.warn(
                 communicator,
                 f"variables of metric {metric.name}",

@@ -19,14 +19,13 @@ import tensorflow as tf
 from gradring.tensorflow.graph import compat
 from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.expressions import is_in_graph, key_of
-from gradring.tensorflow.graph.extent import comes_from, extent_of
-from gradring.tensorflow.graph.extent_rules import Extent
+from gradring.tensorflow.graph.extent import comes_from, extent_in_step
+from gradring.tensorflow.graph.extent_rules import QUOTIENTS
 from gradring.tensorflow.graph.replica_step import current
 
 _SAME = ("Identity", "Cast", "CheckNumerics")
 #: Operations that keep a scalar; their other inputs are dimensions.
 _OF_ONE = ("Mean", "Reshape", "Squeeze", "Sum")
-_QUOTIENTS = ("RealDiv", "Div", "DivNoNan")
 _ADDED = ("Add", "AddV2", "AddN")
 
 
@@ -94,7 +93,7 @@ def part_of(value: Any, ratio: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Ten
         The part, and those terms of it of which it is uncertain if they are means.
     """
     parts, uncertain = [], []
-    for term in _terms(value, has_others=False):
+    for term in _terms(value):
         if term.quotient is not None:
             parts.append(term.coefficient * _part_of_quotient(term.quotient, ratio))
             continue
@@ -107,7 +106,7 @@ def part_of(value: Any, ratio: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Ten
     return (tf.cast(tf.add_n(parts), value.dtype), uncertain) if parts else None
 
 
-def slopes_of(value: Any, ratio: tf.Tensor | None, *, has_others: bool = False) -> list[Slope]:
+def slopes_of(value: Any, ratio: tf.Tensor | None) -> list[Slope]:
     """Returns the slopes of a loss whose terms need different factors.
 
     All ranks call it in the same place of a step, as it adds up sums of all ranks.
@@ -115,13 +114,12 @@ def slopes_of(value: Any, ratio: tf.Tensor | None, *, has_others: bool = False) 
     Args:
         value: The loss.
         ratio: As for `part_of`.
-        has_others: True if the gradients of other losses, which are no sums, are added.
 
     Returns:
         An empty list if the whole value is a mean, a sum, or something else.
     """
     slopes = []
-    for term in _terms(value, has_others):
+    for term in _terms(value):
         if term.quotient is not None:
             quotient = term.quotient
             unit = tf.math.divide_no_nan(term.coefficient * _count(), quotient.divisor)
@@ -164,7 +162,7 @@ def _total(terms: Sequence[tuple[tf.Tensor, float]]) -> tf.Tensor:
     return tf.add_n([tf.zeros([], tf.float64), *values])
 
 
-def _terms(value: Any, has_others: bool) -> list[_Term]:
+def _terms(value: Any) -> list[_Term]:
     """Returns the terms of a value if they need different factors, or else an empty list."""
     if not is_in_graph(value) or value.shape.rank != 0 or not value.dtype.is_floating:
         return []
@@ -175,10 +173,9 @@ def _terms(value: Any, has_others: bool) -> list[_Term]:
     found = []
     for tensor, coefficient in _linear_terms(value, 1.0):
         quotient = _quotient_of(tensor)
-        found.append(_Term(tensor, coefficient, _extent(tensor).is_sum, quotient))
+        found.append(_Term(tensor, coefficient, extent_in_step(tensor).is_sum, quotient))
     sums = sum(each.is_sum for each in found)
-    is_mixed = 0 < sums < len(found) or (has_others and sums > 0)
-    return found if is_mixed or any(each.quotient for each in found) else []
+    return found if 0 < sums < len(found) or any(each.quotient for each in found) else []
 
 
 def _is_in_branch(graph: Any) -> bool:
@@ -211,7 +208,7 @@ def _linear_terms(value: tf.Tensor, coefficient: float) -> Iterator[tuple[tf.Ten
             inner = [(op.inputs[1], coefficient * float(numbers[0]))]
         elif op.type == "Mul" and numbers[1] is not None:
             inner = [(op.inputs[0], coefficient * float(numbers[1]))]
-        elif op.type in _QUOTIENTS and numbers[1]:
+        elif op.type in QUOTIENTS and numbers[1]:
             inner = [(op.inputs[0], coefficient / float(numbers[1]))]
     if not inner or (len(inner) == 1 and _divides_by_samples(value, *inner[0], coefficient)):
         yield value, coefficient
@@ -224,9 +221,9 @@ def _divides_by_samples(
     value: tf.Tensor, inner: tf.Tensor, factor: float, coefficient: float
 ) -> bool:
     """Returns whether a number that divides sums can be that of the rank's samples."""
-    if _extent(inner).degree != _extent(value).degree:
+    if extent_in_step(inner).degree != extent_in_step(value).degree:
         return True
-    counts = [_extent(each).counts or () for each, _ in _linear_terms(inner, 1.0)]
+    counts = [extent_in_step(each).counts or () for each, _ in _linear_terms(inner, 1.0)]
     numbers = (coefficient / factor, factor / coefficient) if factor and coefficient else ()
     return any(
         count > 1 and math.isclose(count, number, rel_tol=1e-6)
@@ -240,7 +237,7 @@ def _quotient_of(value: tf.Tensor) -> _Quotient | None:
     """Returns a value of a step's graph as a quotient of sums over data, or None."""
     known = current().quotients
     key = key_of(value)
-    if key in known or value.op.type not in _QUOTIENTS:
+    if key in known or value.op.type not in QUOTIENTS:
         found: _Quotient | None = known.get(key)
         return found
     if any(each.shape.rank != 0 for each in value.op.inputs):
@@ -249,7 +246,7 @@ def _quotient_of(value: tf.Tensor) -> _Quotient | None:
     above, below = _linear(value.op.inputs[0]), _linear(divisor)
     if above is None or below is None or not above.sums:
         return None
-    if not any(_extent(each).of_data for each, _ in below.sums):
+    if not any(extent_in_step(each).of_data for each, _ in below.sums):
         return None
     own = tf.stack([_total(above.sums), _total(below.sums)])
     reduced = tf.distribute.get_replica_context().all_reduce(
@@ -270,7 +267,7 @@ def _linear(value: tf.Tensor) -> _Linear | None:
     """Returns a value as sums over samples and constants; None if it is something else."""
     found = _Linear([], [])
     for tensor, coefficient in _linear_terms(value, 1.0):
-        extent = _extent(tensor)
+        extent = extent_in_step(tensor)
         is_plain = not (extent.has_rows or extent.is_weighted or extent.is_paired)
         if _peeled(tensor).op.type in ("Maximum", "Minimum"):
             return None
@@ -297,8 +294,3 @@ def _peeled(value: tf.Tensor) -> tf.Tensor:
     while value.op.type in _SAME:
         value = value.op.inputs[0]
     return value
-
-
-def _extent(tensor: tf.Tensor) -> Extent:
-    step = current()
-    return extent_of(tensor, step.batch, step.means, step.filled)
