@@ -209,7 +209,13 @@ BINDINGS = [
         "rust/tensorflow/src/",
         "gradring-tensorflow ",
         ("executions.rs", "None if resumed =>", "None if false && resumed =>", "executions::"),
-        ("check.rs", "> 0);\n        let value", ">= 0);\n        let value", "check::"),
+        (
+            "shared_by_nodes.rs",
+            "> 0);\n        let value",
+            ">= 0);\n        let value",
+            "shared_by",
+        ),
+        ("equal_gradients.rs", "*count < STEPS", "*count < 1", "equal_gradients::"),
     ),
     *_of(
         "rust/python/src/",

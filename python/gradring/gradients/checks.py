@@ -1,4 +1,4 @@
-"""Checks of gradients for NaN and infinity, and of the arguments of reductions.
+"""Checks of gradients for NaN, infinity and equal ranks, and of the arguments of reductions.
 
 The ops look for NaN before the reduction. After it all ranks have the same NaN, and none can know
 which rank had it first.
@@ -37,6 +37,9 @@ class Check:
     action: str = ""
     #: Names of the variables of the op's gradients, in order.
     variables: Sequence[str] = ()
+    #: True if each rank has computed the op's gradients from its own samples. A warning tells if
+    #: they are equal on all ranks.
+    of_own_samples: bool = False
 
 
 NO_CHECK = Check()

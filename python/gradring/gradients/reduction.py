@@ -26,7 +26,7 @@ class Collective:
         communicator: The ranks that take part.
         label: Name of the collective.
         op: Name of the reduce op, if the collective reduces.
-        check: Check of the tensors for NaN and infinity.
+        check: Check of the tensors for NaN, infinity and equal ranks.
     """
 
     communicator: Communicator
@@ -51,6 +51,8 @@ class Reduction:
         check_gradients: Reaction to tensors with NaN or infinity: "warn", "raise" or None.
         embeddings: Treatment of rows of equal index: "rows" keeps them separate, "sum" adds them
             up.
+        of_own_samples: True for gradients that each rank computes from its own samples. A warning
+            tells if they are equal on all ranks.
 
     Raises:
         ConfigError: ``op`` or ``embeddings`` is unknown.
@@ -62,6 +64,7 @@ class Reduction:
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     check_gradients: CheckGradients | None = None
     embeddings: Embeddings = "rows"
+    of_own_samples: bool = False
 
     def __post_init__(self) -> None:
         check_op(self.op)
@@ -74,7 +77,8 @@ class Reduction:
             positions: Positions in the list of tensors.
             bucket: Number of the bucket, if there are several.
         """
-        check = Check(self.check_gradients or "", self.names.each(positions))
+        names = self.names.each(positions)
+        check = Check(self.check_gradients or "", names, self.of_own_samples)
         return Collective(self.communicator, self.names.of(positions, bucket), self.op, check)
 
     def buckets(self, entries: Mapping[int, Entry]) -> list[tuple[list[int], Collective]]:

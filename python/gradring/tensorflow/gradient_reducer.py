@@ -17,7 +17,7 @@ from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.ops import group_of
 from gradring.tensorflow.graph.reduction import Variable, reduce_leaves, with_known_shapes
 from gradring.tensorflow.graph.start_wait import eager_step, reduce
-from gradring.tensorflow.replicas import warn_of_unlike_beginnings
+from gradring.tensorflow.replicas import compare_beginnings
 
 
 class GradientReducer:
@@ -136,11 +136,11 @@ class GradientReducer:
             self._bucket_bytes,
             self._check_gradients,
             self._embeddings,
+            of_own_samples=True,
         )
         if variables and not self._has_compared:
-            self._has_compared = True
             values = [each for each in variables if not isinstance(each, str)]
-            warn_of_unlike_beginnings(values, reduction.communicator)
+            self._has_compared = compare_beginnings(values, reduction.communicator)
         with eager_step(reduction.communicator):
             if samples is not None:
                 share = _share(samples, reduction)

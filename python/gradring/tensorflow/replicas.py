@@ -72,23 +72,36 @@ def check_replicas(
     check_equal(comm, arrays, "variables")
 
 
-@falls_back("the comparison of the weights with which ranks begin", "they are not compared")
-def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Communicator) -> None:
+def compare_beginnings(variables: Iterable[Variable], communicator: Communicator) -> bool:
     """Warns on every rank if the ranks begin to train with different weights.
 
     All ranks call it in their first step, also while a `tf.function` is traced. It does nothing
     once an elastic job has formed a new group, because a joining rank gets the others' weights.
 
+    Returns:
+        False if the variables have no values yet, because this step makes them; all ranks are to
+        call it again.
+
     Raises:
         gradring.errors.MismatchError: The weights differ, in the group of a strict strategy.
     """
     if communicator.world_size == 1 or communicator.generation > 0:
-        return
+        return True
+    with falls_back(
+        "the comparison of the weights with which ranks begin", "they are not compared"
+    ):
+        return _compare_beginnings(variables, communicator)
+    return True
+
+
+def _compare_beginnings(variables: Iterable[Variable], communicator: Communicator) -> bool:
+    variables = list(variables)
     try:
         with tf.init_scope():
+            # A function that makes variables is traced twice, first without their values.
+            if not all(of_tensorflow(variable).is_initialized() for variable in variables):
+                return False
             check_replicas(variables, communicator)
-    except tf.errors.FailedPreconditionError:  # the variables are initialised in this step
-        pass
     except MismatchError as error:
         if apart.is_strict(communicator):
             raise
@@ -100,6 +113,7 @@ def warn_of_unlike_beginnings(variables: Iterable[Variable], communicator: Commu
             communicator.world_size,
             error,
         )
+    return True
 
 
 def unlike(

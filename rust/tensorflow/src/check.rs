@@ -4,10 +4,8 @@
 //! attribute `check` reads its tensors before it hands them to the engine; they are probably still
 //! in cache then.
 
-use std::collections::HashMap;
-use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gradring_core::communicator::Communicator;
@@ -17,6 +15,7 @@ use gradring_proto::lock::lock;
 
 use crate::context::Construction;
 use crate::ops::attr;
+use crate::shared_by_nodes::WeakMap;
 use crate::status::{Code, Failure};
 use crate::tensor::Tensor;
 
@@ -34,26 +33,6 @@ pub(crate) struct Check {
     /// Number of times that any node of any graph has started these gradients.
     steps: Arc<AtomicU64>,
     limit: Arc<Mutex<LogLimit>>,
-}
-
-/// Values shared by all nodes with the same key; dropped with the last of these nodes.
-struct WeakMap<K, V>(LazyLock<Mutex<HashMap<K, Weak<V>>>>);
-
-impl<K: Eq + Hash, V: Default> WeakMap<K, V> {
-    const fn new() -> Self {
-        Self(LazyLock::new(Mutex::default))
-    }
-
-    fn of(&self, key: K) -> Arc<V> {
-        let mut values = lock(&self.0);
-        if let Some(value) = values.get(&key).and_then(Weak::upgrade) {
-            return value;
-        }
-        values.retain(|_, value| value.strong_count() > 0);
-        let value = Arc::default();
-        values.insert(key, Arc::downgrade(&value));
-        value
-    }
 }
 
 /// Steps, by number of the communicator and names of the variables.
@@ -192,18 +171,6 @@ mod tests {
             steps: Arc::default(),
             limit: Arc::default(),
         }
-    }
-
-    #[test]
-    fn what_nodes_share_is_gone_with_the_last_of_them() {
-        static COUNTS: WeakMap<i64, AtomicU64> = WeakMap::new();
-        let (one, other) = (COUNTS.of(1), COUNTS.of(1));
-        one.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(other.load(Ordering::Relaxed), 1);
-        drop((one, other));
-        assert_eq!(COUNTS.of(1).load(Ordering::Relaxed), 0);
-        let _two = COUNTS.of(2);
-        assert_eq!(COUNTS.0.lock().unwrap().len(), 1);
     }
 
     #[test]

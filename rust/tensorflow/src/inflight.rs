@@ -14,6 +14,7 @@ use gradring_proto::error::Error;
 use gradring_proto::lock::lock;
 
 use crate::api::Api;
+use crate::equal_gradients::Sample;
 use crate::executions::{Execution, Executions};
 use crate::interrupts;
 use crate::status::{Code, Failure};
@@ -29,6 +30,8 @@ pub(crate) struct InFlight {
     communicator: Weak<Communicator>,
     /// Tensors that it works on; the engine holds another reference.
     tensors: Arc<[Tensor]>,
+    /// Elements of this rank's gradients, while equal gradients are searched for.
+    sample: Option<Sample>,
 }
 
 impl InFlight {
@@ -41,6 +44,11 @@ impl InFlight {
     pub(crate) fn wait(&self, number: i64) -> Result<(), Error> {
         let result = self.wait_for_work();
         lock(&EXECUTIONS).ended(number);
+        if let (Ok(()), Some(sample)) = (&result, &self.sample)
+            && let Some(communicator) = self.communicator.upgrade()
+        {
+            sample.compare(&communicator, &self.tensors);
+        }
         result
     }
 
@@ -86,6 +94,7 @@ pub(crate) fn start(
     (origin, execution): (Origin, i64),
     request: Request,
     tensors: Arc<[Tensor]>,
+    sample: Option<Sample>,
 ) -> Result<Tensor, Failure> {
     let name = request.name.shown.clone();
     let number = execution;
@@ -110,6 +119,7 @@ pub(crate) fn start(
         work: communicator.engine.start(request)?,
         communicator: Arc::downgrade(communicator),
         tensors,
+        sample,
     });
     if is_checked {
         executions.started(number, execution, &name);

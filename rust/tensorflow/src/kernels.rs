@@ -21,6 +21,7 @@ use crate::api::{Api, DataType, RegisterError};
 use crate::check::Check;
 use crate::context::{Construction, Context};
 use crate::counters;
+use crate::equal_gradients::EqualGradients;
 use crate::inflight::{self, Origin};
 use crate::kernel::{self, Kernel};
 use crate::ops::{
@@ -52,6 +53,7 @@ struct Bucket {
     name: Name,
     communicator: CommunicatorId,
     check: Option<Check>,
+    equal_gradients: Option<EqualGradients>,
     origin: Origin,
 }
 
@@ -65,6 +67,10 @@ impl Bucket {
             },
             communicator: CommunicatorId::of(node)?,
             check: Check::of(node)?,
+            equal_gradients: match node.int(attr::OF_OWN_SAMPLES)? {
+                0 => None,
+                _ => Some(EqualGradients::of(node.int(attr::COMMUNICATOR)?)),
+            },
             origin: Origin::of(node)?,
         })
     }
@@ -114,7 +120,10 @@ impl Bucket {
         handle_output: c_int,
     ) -> Result<(), Failure> {
         let execution = (self.origin, context.execution());
-        let handle = inflight::start(context.api(), communicator, execution, request, tensors)?;
+        let search = self.equal_gradients.as_ref();
+        let sample = search.and_then(|it| it.sample(communicator, &request, &tensors));
+        let api = context.api();
+        let handle = inflight::start(api, communicator, execution, request, tensors, sample)?;
         counters::STARTS.add(1);
         context.set_output(handle_output, &handle)
     }

@@ -13,6 +13,8 @@
 //! | `kernels` | code of the ops |
 //! | `served`, `values` | code of the ops that exchange with parameter servers, and their memory |
 //! | `check` | the search for gradients that are not finite |
+//! | `equal_gradients` | the search for ranks that all compute the same gradients |
+//! | `shared_by_nodes` | state that nodes of all graphs share |
 //! | `inflight` | collectives between a Start and its Wait |
 //! | `interrupts` | Ctrl-C while an op waits |
 //! | `failures` | the error behind the message of a failed op |
@@ -22,6 +24,7 @@ mod api;
 mod check;
 mod context;
 pub mod counters;
+mod equal_gradients;
 mod executions;
 pub mod failures;
 mod inflight;
@@ -30,6 +33,7 @@ mod kernel;
 mod kernels;
 mod ops;
 mod served;
+mod shared_by_nodes;
 mod status;
 mod tensor;
 mod values;

@@ -51,6 +51,8 @@ pub(crate) mod attr {
     /// Names of the variables of which the tensors are gradients, one a line, for messages of the
     /// check.
     pub(crate) const VARIABLES: &CStr = c"variables";
+    /// 1 if each rank has computed the tensors, which are gradients, from its own samples; else 0.
+    pub(crate) const OF_OWN_SAMPLES: &CStr = c"of_own_samples";
     /// Origin of the op's execution: see [`crate::inflight::Origin`].
     pub(crate) const ORIGIN: &CStr = c"origin";
     /// `Worker::id` of the worker of servers.
@@ -72,13 +74,14 @@ const LENGTH: &CStr = c"N: int >= 1";
 const VARIABLE_TYPES: &CStr = c"T: list({float, double, half, bfloat16}) >= 1";
 
 /// Attributes of every Start besides those of its tensors.
-const START_ATTRS: [&CStr; 7] = [
+const START_ATTRS: [&CStr; 8] = [
     ELEMENT_TYPES,
     c"label: string",
     c"identity: string",
     c"communicator: int",
     c"check: string",
     c"variables: string",
+    c"of_own_samples: int",
     c"origin: {'eager', 'function', 'dataset'}",
 ];
 

@@ -15,6 +15,7 @@ from gradring.gradients.names import Names
 from gradring.gradients.reduction import Reduction
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import compat, replica_step, session_order
+from gradring.tensorflow.graph.adoption import is_given
 from gradring.tensorflow.graph.dtypes import as_tensor, map_values
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.ops import all_gather
@@ -132,6 +133,8 @@ class RingCrossDeviceOps(compat.CollectiveAllReduce):  # type: ignore[misc]
             # Only gradients come with variables; a loss may be infinite or NaN.
             None if known is None else self._check_gradients,
             self._embeddings,
+            # The batches of a given program are always divided.
+            of_own_samples=known is not None and not is_given(tf.distribute.get_strategy()),
         )
         reduced = reduce_leaves(values, reduction, known and known.variables)
         if is_mean and not fused:

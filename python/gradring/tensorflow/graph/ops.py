@@ -92,7 +92,14 @@ def all_reduce(
     leaves = tf.nest.flatten(tensors)
     names = Names.of_variables(name or "all_reduce", leaves, variables)
     comm = group_of(communicator)
-    reduction = Reduction(comm, names, op, bucket_bytes, embeddings=embeddings)
+    reduction = Reduction(
+        comm,
+        names,
+        op,
+        bucket_bytes,
+        embeddings=embeddings,
+        of_own_samples=variables is not None,
+    )
     return tf.nest.pack_sequence_as(tensors, reduce_leaves(leaves, reduction, variables))
 
 

@@ -157,6 +157,7 @@ def _run_start(
         "communicator": core_of(collective.communicator).id,
         "check": check.action,
         "variables": "\n".join(check.variables) if check.action else "",
+        "of_own_samples": int(check.of_own_samples),
         "origin": _origin(),
     }
     _check_place(collective)

@@ -54,7 +54,7 @@ from gradring.tensorflow.keras import (
     synchronised_moments,
 )
 from gradring.tensorflow.keras.moving_statistics import normalise
-from gradring.tensorflow.replicas import warn_of_unlike_beginnings
+from gradring.tensorflow.replicas import compare_beginnings
 from gradring.tensorflow.rules import loaded, updates
 from gradring.tensorflow.rules.replicas import rule_of
 from gradring.tensorflow.rules.updates import is_wrapper, updates_of
@@ -388,7 +388,7 @@ def _warn_of_variables_outside(optimizer: Any, variables: Any, strategy: Any) ->
                 "of the strategy's scope; make the model and the optimizer inside of "
                 "`with strategy.scope():`"
             )
-        warn_of_unlike_beginnings(variables, communicator)
+        optimizer._gradring_began = compare_beginnings(variables, communicator)
 
 
 def _name_gradients(
