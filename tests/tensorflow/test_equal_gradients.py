@@ -58,10 +58,7 @@ def train() -> dict[str, list[str]]:
                 loss = loss_of(weights, batch)
             optimizer.apply(tape.gradient(loss, weights), weights)
 
-        @tf.function
-        def step(batch: Any) -> None:
-            strategy.run(replica_step, (batch,))
-
+        step = tf.function(lambda batch: strategy.run(replica_step, (batch,)))
         data = samples.batch(8)
         for batch in strategy.experimental_distribute_dataset(data) if is_divided else data:
             step(batch)
