@@ -53,6 +53,37 @@ with tf.GradientTape() as tape:
     loss = tf.reduce_mean(tf.square(model(x)))
 model.optimizer.apply_gradients(zip(reduced(tape.gradient(loss, weights)), weights))
 """,
+    "half of the gradients": """
+import gradring.tensorflow
+comm = gradring.init()
+model, reduced = made(), gradring.tensorflow.GradientReducer()
+weights = model.trainable_variables
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x)))
+    first, second = tape.gradient(loss, weights)
+    model.optimizer.apply_gradients(zip([first, *reduced([second], weights[1:])], weights))
+step(), step()
+""",
+    "no gradient": """
+import gradring.tensorflow
+comm = gradring.init()
+model, reduced = made(), gradring.tensorflow.GradientReducer()
+weights = model.trainable_variables
+gradients = reduced([tf.ones_like(weights[0]), None], weights)
+model.optimizer.apply_gradients(zip(gradients, weights))
+""",
+    "variables of each rank": """
+import gradring.horovod.tensorflow as hvd
+hvd.init()
+model = made()
+weights = model.trainable_variables
+with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+    loss = tf.reduce_mean(tf.square(model(x)))
+tape.register_local_source(weights[0])
+model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+""",
     "a TensorFlow that gradring does not know": """
 import sys
 sys.modules["gradring.tensorflow"] = None
@@ -67,8 +98,17 @@ with gradring.tensorflow.CustomCollectiveStrategy(strict=True).scope():
 model.fit(x, x[:, :1], verbose=0)
 """,
 }
-ALONE = "each of 2 ranks trains 2 variables (sequential/dense/kernel, ...) alone"
-NAMED = ("outside of the scope", "init and a plain fit", "a loop")
+ALL = "2 variables (sequential/dense/kernel, ...) alone: no gradient that SGD applies was reduced"
+HALF = (
+    "1 variable (sequential/dense/kernel) of 2 alone: SGD applies gradients of them that were not"
+)
+NAMED = {
+    "outside of the scope": ALL,
+    "a strict strategy": ALL,
+    "init and a plain fit": ALL,
+    "a loop": ALL,
+    "half of the gradients": HALF,
+}
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
@@ -87,7 +127,8 @@ def test_who_trains_alone_is_told(tmp_path: Path, kind: str) -> None:
         text=True,
         timeout=240,
     )
-    lines = [line for line in done.stderr.splitlines() if ALONE in line]
+    lines = [line for line in done.stderr.splitlines() if "each of 2 ranks trains" in line]
+    assert all(NAMED.get(kind, "nothing") in line for line in lines), done.stderr
     if kind == "a strict strategy":
         assert done.returncode != 0
         assert any("gradring.errors.ConfigError: rank" in line for line in lines), done.stderr
@@ -95,6 +136,7 @@ def test_who_trains_alone_is_told(tmp_path: Path, kind: str) -> None:
     assert done.returncode == 0, done.stderr
     if kind in NAMED:
         (line,) = lines
-        assert line.startswith("[0] gradring: ") and "with strategy.scope()" in line
+        assert line.startswith("[0] gradring: each of 2 ranks trains ")
+        assert ("with strategy.scope()" in line) == (NAMED[kind] == ALL)
     else:
         assert not lines

@@ -17,6 +17,7 @@ from gradring.horovod.tensorflow.compression import Compression, Compressor, che
 from gradring.horovod.tensorflow.reduce_ops import Average, ReduceOp, chosen, linear
 from gradring.tensorflow.graph.dtypes import map_values
 from gradring.tensorflow.graph.reduction import reduce_leaves, with_known_shapes
+from gradring.tensorflow.graph.replica_step import note_reduced
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -117,6 +118,7 @@ def reduce_gradients(
 
     present = [i for i, gradient in enumerate(results) if gradient is not None]
     stay = [i for i in present if variables[i] in local]
+    note_reduced((), [variables[i] for i in stay])  # they are to differ between the ranks
     if options.scale_local_gradients:
         for i in stay:
             results[i] = map_values(divided, results[i])

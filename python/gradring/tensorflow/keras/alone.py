@@ -1,8 +1,8 @@
-"""Detection of models that each rank trains alone in a group, newcomers' likeliest mistake.
+"""Detection of variables that each rank trains alone in a group, newcomers' likeliest mistake.
 
 A model trains without an error even if it was made outside of the strategy's scope, or if the
-program only calls `gradring.init()`. The sign is an optimizer that applies gradients of which none
-was reduced. Each optimizer is checked once, after its first step.
+program only calls `gradring.init()`, or reduces some gradients only. The sign is an optimizer that
+applies gradients that were not reduced. Each optimizer is checked once, after its first step.
 """
 
 from __future__ import annotations
@@ -59,17 +59,19 @@ def _groups() -> list[Any]:
 
 
 def _apply(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    result = original(optimizer, *args, **kwargs)
-    _check_reduced(optimizer)
+    """Stands in for `apply` of Keras 3, and `apply_gradients` of `tf_keras`."""
+    gradients = list(args[0]) if args else None  # may be a `zip`, which is read once
+    result = original(optimizer, *args if gradients is None else (gradients, *args[1:]), **kwargs)
+    _check_reduced(optimizer, gradients or (), *args[1:2])
     return result
 
 
 @falls_back(_PIECE, _INSTEAD)
-def _check_reduced(optimizer: Any) -> None:
-    """Warns if no gradient of the optimizer's variables was reduced.
+def _check_reduced(optimizer: Any, gradients: Sequence[Any], given_variables: Any = None) -> None:
+    """Warns of the optimizer's variables whose gradients were not reduced.
 
     Raises:
-        gradring.errors.ConfigError: No gradient was reduced, in the group of a strict strategy.
+        gradring.errors.ConfigError: There are some, in the group of a strict strategy.
     """
     if optimizer in _checked:
         return
@@ -78,14 +80,36 @@ def _check_reduced(optimizer: Any) -> None:
     if not variables or strategy_of(variables) is not None:
         return
     known = replica_step.reductions()
-    if any(each.cover(variable) for each in known for variable in variables):
-        return
+    unreduced = [each for each in variables if not any(those.cover(each) for those in known)]
     (group, *_) = _groups()
-    apart.tell(
-        group,
-        f"each of {group.world_size} ranks trains {counted(len(variables), 'variable')} "
-        f"({name_of(variables[0])}{', ...' if len(variables) > 1 else ''}) alone: no gradient that "
-        f"{type(optimizer).__name__} applies was reduced. Make the model inside of `with "
-        "strategy.scope():`; or reduce by gradring.tensorflow.GradientReducer; or start a script "
-        "that knows of no ranks by `gradring run --with-strategy`",
-    )
+    ranks = f"each of {group.world_size} ranks trains"
+    if len(unreduced) == len(variables):
+        apart.tell(
+            group,
+            f"{ranks} {_counted(unreduced)} alone: no gradient that {type(optimizer).__name__} "
+            "applies was reduced. Make the model inside of `with strategy.scope():`; or reduce by "
+            "gradring.tensorflow.GradientReducer; or start a script that knows of no ranks by "
+            "`gradring run --with-strategy`",
+        )
+        return
+    without = _without_gradient(gradients, given_variables or variables)
+    unreduced = [each for each in unreduced if replica_step.id_of(each) not in without]
+    if unreduced:
+        apart.tell(
+            group,
+            f"{ranks} {_counted(unreduced)} of {len(variables)} alone: {type(optimizer).__name__} "
+            "applies gradients of them that were not reduced. Pass the gradients of all variables "
+            "to gradring.tensorflow.GradientReducer, unless each rank is to have its own values",
+        )
+
+
+def _counted(variables: Sequence[Any]) -> str:
+    names = name_of(variables[0]) + (", ..." if len(variables) > 1 else "")
+    return f"{counted(len(variables), 'variable')} ({names})"
+
+
+def _without_gradient(gradients: Sequence[Any], variables: Sequence[Any]) -> set[int]:
+    """Returns `id_of` the variables whose gradients are None; `tf_keras` passes pairs."""
+    are_pairs = any(isinstance(each, tuple) for each in gradients)
+    pairs = gradients if are_pairs else list(zip(gradients, variables, strict=False))
+    return {replica_step.id_of(variable) for gradient, variable in pairs if gradient is None}
