@@ -11,6 +11,7 @@ import sys
 import tempfile
 from typing import Any
 
+import given_rows
 import keras
 import numpy as np
 import tensorflow as tf
@@ -980,6 +981,8 @@ def scopes_and_files() -> Any:
         dense().build((None, 2))
     return told(model, history, served=served.tolist(), replicas=count)
 
+
+PROGRAMS.update({function.__name__: function for function in given_rows.ALL})
 
 if __name__ == "__main__":
     results: dict[str, Any] = {}

@@ -78,6 +78,7 @@ SUMS = {
     ),
     "stacked": lambda x: tf.reduce_sum([tf.reduce_sum(x), tf.reduce_sum(x * x)]),
     "where": lambda x: tf.reduce_sum(tf.where(x > 0, x, tf.zeros_like(x))),
+    "of zeros": lambda x: tf.reduce_sum(x[:, 0] + tf.zeros(tf.shape(x)[0])),
 }
 MEANS = {
     "mean": lambda x: tf.reduce_mean(tf.square(x)),
@@ -121,11 +122,15 @@ CURVED = {
     "at most": lambda x: tf.minimum(tf.reduce_mean(x), 1.0),
     "root, and more": lambda x: 2.0 * tf.sqrt(tf.reduce_mean(x)) + tf.reduce_mean(x),
     "in a function": lambda x: tf.function(tf.exp)(tf.reduce_mean(x)),
+    "absolute value of a complex mean": lambda x: tf.abs(tf.reduce_mean(tf.complex(x, x))),
     "largest": tf.reduce_max,
     "smallest of each column": lambda x: tf.reduce_mean(tf.reduce_min(x, 0)),
 }
 WEIGHTED = {
     "by what a mask keeps": lambda x: tf.reduce_sum(x * kept(x)) / (tf.reduce_sum(kept(x)) + 1e-6),
+    "by those that a condition keeps": lambda x: (
+        tf.reduce_sum(x) / tf.cast(tf.shape(tf.where(x[:, 0] > 0))[0], x.dtype)
+    ),
     "by at least one": lambda x: tf.reduce_sum(x) / tf.maximum(tf.reduce_sum(kept(x)), 1.0),
     "and more": lambda x: 2 * tf.reduce_sum(x) / tf.reduce_sum(kept(x)) + tf.reduce_mean(x),
 }
@@ -136,6 +141,10 @@ NEITHER = {
     "pairs": lambda x: tf.reduce_mean(tf.matmul(x, x, transpose_b=True)),
     "a value for each class": lambda x: tf.math.confusion_matrix(kept(x)[:, 0], kept(x)[:, 1], 2),
     "transposed": lambda x: tf.reduce_sum(tf.transpose(x)),
+    "parts by a condition": lambda x: tf.reduce_mean(
+        tf.dynamic_partition(x, tf.cast(x[:, 0] > 0, tf.int32), 2)[0]
+    ),
+    "every other sample": lambda x: tf.reduce_mean(x[::2]),
 }
 
 PAIRS = {
@@ -150,6 +159,8 @@ PAIRS = {
     "in a function": lambda x: tf.function(lambda y: tf.matmul(y, y, transpose_b=True))(x),
     "rolled": lambda x: tf.reduce_mean(x * tf.roll(x, 1, axis=0)),
     "reversed": lambda x: tf.reduce_mean(x * tf.reverse(x, [0])),
+    "reversed by a slice": lambda x: tf.reduce_mean(x * x[::-1]),
+    "shuffled": lambda x: tf.reduce_mean(x * tf.random.shuffle(x)),
     "accumulated": lambda x: tf.reduce_sum(tf.cumsum(x)),
     "softmax over samples": lambda x: tf.reduce_sum(x[:, 0] * tf.nn.softmax(x[:, 0])),
     "sorted": lambda x: tf.reduce_sum(tf.sort(x[:, 0]) * x[:, 0]),
@@ -167,6 +178,7 @@ NO_PAIRS = {
     "within a sample, by einsum": lambda x: tf.einsum("ai,aj->aij", x, x),
     "samples in a later dimension": lambda x: tf.transpose(x)[tf.newaxis] + tf.transpose(x),
     "a column's derivative": lambda x: slope(x),
+    "reversed within a sample": lambda x: x * x[:, ::-1] * x[..., ::-1],
     "a dimension and back": lambda x: x + tf.squeeze(tf.expand_dims(x, 0), 0),
 }
 

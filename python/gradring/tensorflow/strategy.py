@@ -704,6 +704,8 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return super()._batch_gather_to(pairs, axis, options)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        if self._container_strategy().is_given:
+            dataset = static_batches.divided_by_elements(dataset)
         dataset = sparse_order.ordered(absent_parts.as_none(dataset))
         owned = user_buffers.owned(dataset)
         dataset = data_order.agreed(owned, self._communicator)

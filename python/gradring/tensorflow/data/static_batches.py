@@ -1,4 +1,7 @@
-"""Static sizes of batches: a replica's part of the size that a dataset fixes.
+"""Batches of a program for one process: their order, and their static sizes.
+
+TensorFlow would divide files among the replicas, which changes the batches. So batches are divided
+in any case.
 
 A program for one process can rely on the size that ``batch(32, drop_remainder=True)`` fixes.
 TensorFlow forgets this size if the dataset has an end, because a replica could have no batch then.
@@ -13,9 +16,16 @@ import tensorflow as tf
 
 from gradring.tensorflow.graph import compat
 
-#: Parts of the names of all ops that read files. `AutoShardPolicy.AUTO` divides files among the
-#: workers, and then some workers can have fewer batches.
-_READERS = ("Record", "TextLine", "SSTable")
+_POLICIES = tf.data.experimental.AutoShardPolicy
+
+
+def divided_by_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset whose batches are divided, unless the program chose another policy."""
+    if dataset.options().experimental_distribute.auto_shard_policy != _POLICIES.AUTO:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = _POLICIES.DATA
+    return dataset.with_options(options)
 
 
 def keep(distributed: Any, dataset: tf.data.Dataset, replicas: int) -> None:
@@ -33,23 +43,9 @@ def keep(distributed: Any, dataset: tf.data.Dataset, replicas: int) -> None:
     (size,) = sizes
     if size is None or size % replicas or int(dataset.cardinality()) < 0:
         return
-    if _is_divided_by_elements(dataset):
+    if dataset.options().experimental_distribute.auto_shard_policy == _POLICIES.DATA:
         compat.let_batches_be_equal(distributed)
 
 
 def _is_batch(leaf: Any) -> bool:
     return type(leaf) is tf.TensorSpec and bool(leaf.shape.rank)
-
-
-def _is_divided_by_elements(dataset: tf.data.Dataset) -> bool:
-    policies = tf.data.experimental.AutoShardPolicy
-    policy = dataset.options().experimental_distribute.auto_shard_policy
-    if policy == policies.DATA:
-        return True
-    if policy != policies.AUTO:
-        return False
-    try:
-        graph = compat.graph_of(dataset)
-    except tf.errors.OpError:
-        return False
-    return not any(reader in op for reader in _READERS for op in compat.ops_in(graph))

@@ -103,6 +103,9 @@ PRODUCTS = ("Mul", "MulNoNan", *QUOTIENTS)
 _ALONG = dict.fromkeys(("Cumprod", "Cumsum", "CumulativeLogsumexp", "ReverseV2"), 1) | {"Roll": 2}
 #: Operations that normalise or sort the only dimension of a vector.
 _OF_VECTORS = ("LogSoftmax", "Softmax", "TopKV2")
+#: Beginnings of the names of operations whose results have other rows than the samples.
+_REGROUPS = ("Dynamic", "EagerPyFunc", "PyFunc", "Segment", "SparseSegment", "Unique")
+_REGROUPS += ("UnsortedSegment", "Where")
 #: Operations by which a factor of an input is one of the result.
 SCALED = _LINEAR.union(PRODUCTS, ("Maximum", "Minimum"))
 
@@ -132,7 +135,7 @@ def derived(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> Ex
         found = replace(found, is_by_number=True)
     if any(each.is_weighted for each in inputs):
         found = replace(found, is_weighted=True)
-    if found != _INDEPENDENT or not output.dtype.is_floating:
+    if found != _INDEPENDENT or not (output.dtype.is_floating or output.dtype.is_complex):
         return found
     if op.type in _EXTREMES and inputs[0].has_rows:
         return replace(found, is_mean=True, is_curved=True)
@@ -170,6 +173,10 @@ def _is_along_samples(op: tf.Operation, inputs: Sequence[Extent]) -> bool:
     rank = op.inputs[0].shape.rank
     if op.type in _OF_VECTORS:
         return bool(rank == 1)
+    if op.type == "RandomShuffle":
+        return True
+    if op.type == "StridedSlice":
+        return _stride_of_rows(op) == -1
     axes = _static(op.inputs[_ALONG[op.type]]) if op.type in _ALONG and rank else None
     return axes is not None and any(int(axis) % rank == 0 for axis in np.ravel(axes))
 
@@ -221,6 +228,8 @@ def _by_rule(op: tf.Operation, output: tf.Tensor, inputs: Sequence[Extent]) -> E
     # An unlisted op counts as a function of each single sample if its output keeps the rows.
     if any(each.degree != 0 for each in inputs):
         return UNKNOWN
+    if op.type.startswith(_REGROUPS):
+        return replace(UNKNOWN, of_data=True)
     sizes = {
         tensor.shape[0] if tensor.shape.rank else None
         for tensor, extent in zip(op.inputs, inputs, strict=True)
@@ -357,7 +366,10 @@ def _reduction(growth: int | None) -> Rule:
 
 
 def _shape(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    return Extent(is_shape=True) if inputs[0].has_rows else _INDEPENDENT
+    (value,) = inputs
+    if value.has_rows or (value.of_data and value.degree is None):
+        return Extent(is_shape=True, of_data=value.of_data)
+    return _INDEPENDENT
 
 
 def _size(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
@@ -379,14 +391,23 @@ def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
         if first < 0 and length is not None:
             first += length
         if first == 0:
-            return Extent(degree=1) if is_one else Extent(is_shape=True)
+            return Extent(degree=1, of_data=value.of_data) if is_one else Extent(is_shape=True)
         return _INDEPENDENT if first > 0 else UNKNOWN
     ends = op.get_attr("end_mask") & 1 or tf.get_static_value(op.inputs[2]) is None
     takes_all = (op.get_attr("begin_mask") & 1 or first == 0) and ends
     is_new = op.get_attr("new_axis_mask") & 1
     if not value.has_rows or _begins_with_ellipsis(op, begin.size):
         return value
-    return value if takes_all and not is_new else UNKNOWN
+    return value if takes_all and not is_new and _stride_of_rows(op) in (1, -1) else UNKNOWN
+
+
+def _stride_of_rows(op: tf.Operation) -> int | None:
+    """Returns the stride of a slice in the dimension of the samples; 1 where it takes them all."""
+    strides = _static(op.inputs[3])
+    if strides is None or not np.size(strides):
+        return None
+    is_whole = (op.get_attr("ellipsis_mask") | op.get_attr("new_axis_mask")) & 1
+    return 1 if is_whole else int(np.ravel(strides)[0])
 
 
 def _is_of_concat(op: tf.Operation) -> bool:
@@ -447,7 +468,15 @@ def _transpose(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 
 def _reshaped(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    return UNKNOWN if _has_columns(op, inputs) else inputs[0]
+    value, size = inputs[0], op.outputs[0].shape
+    if (
+        value.degree == 1
+        and not value.has_rows
+        and size.rank == 1
+        and op.outputs[0].dtype.is_integer
+    ):
+        return Extent(is_shape=True)  # a number of samples
+    return UNKNOWN if _has_columns(op, inputs) else value
 
 
 def _ctc(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:

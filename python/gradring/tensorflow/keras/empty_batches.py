@@ -294,7 +294,7 @@ def _filled(rows: Any, empty: tf.Tensor) -> Any:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def fill(rows: tf.Tensor) -> Any:
-        return _pad(rows, empty, 0.5), lambda gradient: _cut(gradient, empty)
+        return _pad(rows, empty, 0.5), lambda gradient: _cut(tf.convert_to_tensor(gradient), empty)
 
     return fill(rows)
 
@@ -316,7 +316,8 @@ def _without_row(empty: tf.Tensor, output: Any) -> Any:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def drop(rows: tf.Tensor) -> Any:
-        return _cut(rows, empty), lambda gradient: _pad(gradient, empty, 0)
+        # The gradient of a gathering of rows is an `IndexedSlices`.
+        return _cut(rows, empty), lambda gradient: _pad(tf.convert_to_tensor(gradient), empty, 0)
 
     return drop(output)
 
@@ -328,6 +329,8 @@ def _pad(rows: tf.Tensor, empty: tf.Tensor, value: Any) -> tf.Tensor:
         return tf.fill(tf.concat([[1], sizes], 0), tf.cast(value, rows.dtype))
 
     padded = tf.cond(empty, row, lambda: tf.identity(rows))
+    if rows.shape.rank is None:
+        return padded
     return tf.ensure_shape(padded, [None, *(size or None for size in rows.shape[1:])])
 
 

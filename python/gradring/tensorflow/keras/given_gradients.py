@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -60,11 +61,19 @@ def gradient(
         if is_variable and gradient is not None
     ]
     gradients = [found[index] for index in chosen]
+    if weighs_target:
+        # The mean over no samples is NaN, and so is its product with the share 0.
+        has_samples = share.ratio > 0
+        gradients = [map_values(partial(_unless_nan, has_samples), each) for each in gradients]
     weight = None if is_sum or weighs_target else share
     reduced = _reduced(gradients, [flat[index] for index in chosen], is_sum, weight)
     for index, gradient in zip(chosen, reduced, strict=True):
         found[index] = gradient
     return tf.nest.pack_sequence_as(sources, found)
+
+
+def _unless_nan(is_number: Any, values: tf.Tensor) -> tf.Tensor:
+    return tf.math.multiply_no_nan(values, tf.cast(is_number, values.dtype))
 
 
 def _of_whole_mean(targets: Sequence[Any], sources: Any, found: Any) -> Any:
