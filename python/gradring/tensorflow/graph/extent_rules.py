@@ -104,8 +104,10 @@ _ALONG = dict.fromkeys(("Cumprod", "Cumsum", "CumulativeLogsumexp", "ReverseV2")
 #: Operations that normalise or sort the only dimension of a vector.
 _OF_VECTORS = ("LogSoftmax", "Softmax", "TopKV2")
 #: Beginnings of the names of operations whose results have other rows than the samples.
-_REGROUPS = ("Dynamic", "EagerPyFunc", "PyFunc", "Segment", "SparseSegment", "Unique")
-_REGROUPS += ("UnsortedSegment", "Where")
+_REGROUPS = (
+    *("Dynamic", "EagerPyFunc", "PyFunc", "Segment", "SparseSegment", "Unique", "UnsortedSegment"),
+    "Where",
+)
 #: Operations by which a factor of an input is one of the result.
 SCALED = _LINEAR.union(PRODUCTS, ("Maximum", "Minimum"))
 

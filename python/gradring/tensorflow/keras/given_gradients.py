@@ -62,6 +62,7 @@ def gradient(
     ]
     gradients = [found[index] for index in chosen]
     if weighs_target:
+        assert share is not None
         # The mean over no samples is NaN, and so is its product with the share 0.
         has_samples = share.ratio > 0
         gradients = [map_values(partial(_unless_nan, has_samples), each) for each in gradients]
