@@ -131,6 +131,9 @@ WEIGHTED = {
     "by those that a condition keeps": lambda x: (
         tf.reduce_sum(x) / tf.cast(tf.shape(tf.where(x[:, 0] > 0))[0], x.dtype)
     ),
+    "by the size of those that a condition keeps": lambda x: (
+        tf.reduce_sum(x) / tf.cast(tf.size(tf.where(x[:, 0] > 0)), x.dtype)
+    ),
     "by at least one": lambda x: tf.reduce_sum(x) / tf.maximum(tf.reduce_sum(kept(x)), 1.0),
     "and more": lambda x: 2 * tf.reduce_sum(x) / tf.reduce_sum(kept(x)) + tf.reduce_mean(x),
 }

@@ -369,13 +369,17 @@ def _reduction(growth: int | None) -> Rule:
 
 def _shape(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
     (value,) = inputs
-    if value.has_rows or (value.of_data and value.degree is None):
-        return Extent(is_shape=True, of_data=value.of_data)
-    return _INDEPENDENT
+    return Extent(is_shape=True, of_data=value.of_data) if _has_samples(value) else _INDEPENDENT
 
 
 def _size(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    return Extent(degree=1) if inputs[0].has_rows else _INDEPENDENT
+    (value,) = inputs
+    return Extent(degree=1, of_data=value.of_data) if _has_samples(value) else _INDEPENDENT
+
+
+def _has_samples(value: Extent) -> bool:
+    """Returns whether the first dimension is that of the samples, or of those that data chose."""
+    return value.has_rows or (value.of_data and value.degree is None)
 
 
 def _slice(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
@@ -470,14 +474,10 @@ def _transpose(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
 
 
 def _reshaped(op: tf.Operation, inputs: Sequence[Extent]) -> Extent:
-    value, size = inputs[0], op.outputs[0].shape
-    if (
-        value.degree == 1
-        and not value.has_rows
-        and size.rank == 1
-        and op.outputs[0].dtype.is_integer
-    ):
-        return Extent(is_shape=True)  # a number of samples
+    value, output = inputs[0], op.outputs[0]
+    is_number = value.degree == 1 and not value.has_rows and output.dtype.is_integer
+    if is_number and output.shape.rank == 1:
+        return Extent(is_shape=True, of_data=value.of_data)
     return UNKNOWN if _has_columns(op, inputs) else value
 
 

@@ -64,13 +64,27 @@ def gradient(
     if weighs_target:
         assert share is not None
         # The mean over no samples is NaN, and so is its product with the share 0.
-        has_samples = share.ratio > 0
-        gradients = [map_values(partial(_unless_nan, has_samples), each) for each in gradients]
+        without_nan = partial(_unless_nan, share.ratio > 0)
+        gradients = [
+            each if _adds_up_rows(each) else map_values(without_nan, each) for each in gradients
+        ]
     weight = None if is_sum or weighs_target else share
     reduced = _reduced(gradients, [flat[index] for index in chosen], is_sum, weight)
     for index, gradient in zip(chosen, reduced, strict=True):
         found[index] = gradient
     return tf.nest.pack_sequence_as(sources, found)
+
+
+def _adds_up_rows(gradient: Any) -> bool:
+    """Returns whether a gradient is a sum over rows of an unknown number: zeros if it has none.
+
+    The large gradients, those of layers, are sums of this kind, and a pass over them takes time.
+    """
+    if not is_in_graph(gradient):
+        return False
+    op = gradient.op
+    is_sum = "BackpropFilter" in op.type or (op.type == "MatMul" and op.get_attr("transpose_a"))
+    return bool(is_sum and op.inputs[0].shape.rank and op.inputs[0].shape[0] is None)
 
 
 def _unless_nan(is_number: Any, values: tf.Tensor) -> tf.Tensor:
