@@ -35,6 +35,7 @@ from gradring.tensorflow.data import (
     static_batches,
     user_buffers,
 )
+from gradring.tensorflow.data.python_batches import PythonBatches
 from gradring.tensorflow.files import whole_files
 from gradring.tensorflow.graph import apart, compat, replica_step, retracing, session_order
 from gradring.tensorflow.graph.broadcast_update import broadcast_update
@@ -480,6 +481,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         self._chosen_devices = devices
         # A check of gradients would report statistics as gradients, so they must not join these.
         self.moving_statistics = MovingStatistics(join_gradients=check_gradients is None)
+        self.python_batches = PythonBatches()
         super().__init__(strategy, cluster_resolver, communication_options)
         #: The update rule's hooks.
         rule, devices_here = strategy.update_rule, len(self.worker_devices)
@@ -709,6 +711,7 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         dataset = sparse_order.ordered(absent_parts.as_none(dataset))
         owned = user_buffers.owned(dataset)
         dataset = data_order.agreed(owned, self._communicator)
+        dataset = self.python_batches.noted(dataset, user_buffers.ops_of(owned), self._communicator)
         batch_sizes.check(dataset, self._communicator)
         dataset = file_caches.own(dataset, self._place_in_data)
         with batch_sizes.names_scalars(dataset, self._communicator):

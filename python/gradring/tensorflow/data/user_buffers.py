@@ -20,7 +20,7 @@ from gradring.tensorflow.graph import compat
 
 def owned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset with elements that TensorFlow owns; itself without Python code in it."""
-    if not compat.PYTHON_OPS & _ops_of_functions(dataset):
+    if not compat.PYTHON_OPS & ops_of(dataset):
         return dataset
 
     def copied(*parts: Any) -> Any:
@@ -39,9 +39,10 @@ def _copy(leaf: Any) -> Any:
     return tf.ensure_shape(tf.raw_ops.DeepCopy(x=leaf), leaf.shape)
 
 
-def _ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
-    """Returns the types of ops in all functions of a dataset and of its inputs."""
-    found: set[str] = set().union(*map(_ops_of_functions, compat.inputs_of(dataset)))
+def ops_of(dataset: tf.data.Dataset) -> set[str]:
+    """Returns the types of a dataset and its inputs, and those of all ops in their functions."""
+    found: set[str] = set().union(*map(ops_of, compat.inputs_of(dataset)))
+    found.add(type(dataset).__name__)
     for wrapper in compat.functions_of(dataset):
         found |= compat.ops_in(wrapper.function.graph.as_graph_def())
     return found

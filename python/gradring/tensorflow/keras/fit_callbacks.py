@@ -62,6 +62,8 @@ class _Fit:
     saves: bool = True
     #: False once differing variables were reported; the ranks then compare no more.
     compares: bool = True
+    #: Number of executions of the training function that have ended.
+    executions: int = 0
 
 
 _fit: ContextVar[_Fit] = ContextVar("fit")
@@ -126,9 +128,20 @@ def _warn_of_own_logs(model: Any, deciding: Sequence[Any]) -> None:
 
 
 def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: Any = None) -> None:
-    """Stands in for `CallbackList.on_train_batch_end`; all ranks stop here, or get an error."""
+    """Stands in for `CallbackList.on_train_batch_end`; all ranks stop here, or get an error.
+
+    After the batches 1, 2, 4, 8, and so on, the ranks compare those that Python code has made.
+
+    Raises:
+        gradring.errors.ConfigError: Batches differ in the group of a strict strategy.
+        gradring.errors.MismatchError: A callback has stopped the training on some ranks only.
+    """
     original(callbacks, batch, logs)
-    model = _fit.get().model
+    fit = _fit.get()
+    model = fit.model
+    fit.executions += 1
+    if fit.executions & (fit.executions - 1) == 0:
+        unlike_models.compare_batches(model.distribute_strategy)
     if not model.stop_training:
         return
     communicator = model.distribute_strategy.communicator

@@ -256,15 +256,17 @@ def leave(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -
     """Stands in for a loop; an exception between steps counts as a step that was left early.
 
     Otherwise a rank that leaves the loop alone, as by a callback's error, could begin another loop
-    and mix its sums with those of the others' steps.
+    and mix its sums with those of the others' steps. After the loop, the ranks compare batches.
     """
-    communicator = model.distribute_strategy.communicator
+    strategy = model.distribute_strategy
     with data_order.warning_once():
         try:
-            return original(model, *args, **kwargs)
+            returned = original(model, *args, **kwargs)
         except BaseException:
-            with communicator.step():
+            with strategy.communicator.step():
                 raise
+    unlike_models.compare_batches(strategy)
+    return returned
 
 
 def symbolic_build(

@@ -86,6 +86,16 @@ def tell(model: Any, when: str, of_weights: bool) -> bool:
     return any(found)
 
 
+def compare_batches(strategy: Any) -> None:
+    """Compares the batches that Python code has made for a loop; all ranks must call it.
+
+    Raises:
+        gradring.errors.ConfigError: Batches differ in the group of a strict strategy.
+    """
+    if not updates_of(strategy).are_local:  # else the ranks may have run other numbers of steps
+        strategy.extended.python_batches.compare(strategy.communicator)
+
+
 class OwnBatches:
     """Batches of `train_on_batch`, of which all ranks train as many."""
 
