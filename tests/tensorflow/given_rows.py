@@ -59,6 +59,29 @@ def a_learnt_weight_and_ranks_without_samples() -> Any:
     return _trained((X[:25], Y[:25]), kind=Weighed, batch_size=8)
 
 
+class Derived(keras.Sequential):  # type: ignore[misc]
+    """A model whose logs are functions of metrics."""
+
+    def compute_metrics(self, *data: Any, **named: Any) -> Any:
+        logs = super().compute_metrics(*data, **named)
+        p, r = logs["precision"], logs["recall"]
+        found = {"wrong": 1 - p, "both": 2 * p * r / (p + r + 1e-7), "exp": tf.exp(logs["loss"])}
+        return {**logs, **found, "inner": {"half": logs["loss"] / 2}}
+
+
+def logs_that_are_functions_of_metrics() -> Any:
+    model = Derived([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+    metrics = [keras.metrics.Precision(name="precision"), keras.metrics.Recall(name="recall")]
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=metrics)
+    data = X, (Y > 0).astype("float32")
+    rows = X[:9], data[1][:9]
+    history = model.fit(*data, batch_size=8, epochs=2, verbose=0, validation_data=rows).history
+    # Keras keeps no history of a dictionary inside of the logs.
+    history = {name: values for name, values in history.items() if "inner" not in name}
+    logs = model.train_on_batch(*rows, return_dict=True)
+    return {"history": history, "logs": [float(logs[name]) for name in ("wrong", "both", "exp")]}
+
+
 def batches_across_files() -> Any:
     paths = [os.path.join(sys.argv[1], f"{number}.txt") for number in (1, 2)]
     for path, rows in zip(paths, np.split(X, [15]), strict=True):
@@ -74,5 +97,6 @@ ALL = (
     rows_that_are_gathered,
     rows_of_a_function_of_python,
     a_learnt_weight_and_ranks_without_samples,
+    logs_that_are_functions_of_metrics,
     batches_across_files,
 )

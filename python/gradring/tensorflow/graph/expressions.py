@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import functools
+import operator
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -74,6 +76,65 @@ def handles_read(tensor: tf.Tensor) -> list[Any]:
     outer = captured(tensor.graph)
     reads = (op for op in ancestors([tensor]) if op.type == "ReadVariableOp")
     return [outer.get(op.inputs[0].name) for op in reads]
+
+
+def function_of(
+    tensor: tf.Tensor, variables: Mapping[int, Hashable]
+) -> Callable[[Mapping[Any, Any]], tf.Tensor] | None:
+    """Returns a tensor of a graph as a function of the values of variables.
+
+    Args:
+        tensor: A tensor of a graph.
+        variables: Names of the variables by the `id` of their handles.
+
+    Returns:
+        A function that takes the values by the variables' names, and returns an eager tensor. None
+        if the tensor depends on more than these variables, constants and tensors outside its graph.
+    """
+    outer = captured(tensor.graph)
+    graph = tf.compat.v1.GraphDef()
+    inputs: dict[str, Callable[[Mapping[Any, Any]], Any]] = {}
+    for op in ancestors([tensor]):
+        captures = outer.get(op.outputs[0].name) if op.type == "Placeholder" else None
+        if captures is not None and captures.dtype == tf.resource:
+            continue  # a variable, read by another operation
+        if op.type == "ReadVariableOp":
+            name = variables.get(id(outer.get(op.inputs[0].name)))
+            if name is None:
+                return None
+            inputs[op.outputs[0].name] = operator.itemgetter(name)
+        elif captures is not None and not is_in_graph(captures):
+            inputs[op.outputs[0].name] = functools.partial(_always, captures)
+        elif op.type == "Placeholder" or op.op_def.is_stateful or _calls_function(op):
+            return None
+        else:
+            node = graph.node.add()
+            node.CopyFrom(op.node_def)
+            # Nothing here changes a variable, so no operation must wait for another one.
+            del node.input[:]
+            node.input.extend(each for each in op.node_def.input if not each.startswith("^"))
+
+    if tensor.name in inputs:
+        return inputs[tensor.name]
+
+    def imported(values: list[tf.Tensor]) -> tf.Tensor:
+        given = dict(zip(inputs, values, strict=True))
+        (found,) = tf.graph_util.import_graph_def(graph, given, [tensor.name])
+        return found
+
+    by_name = tensor.graph.get_tensor_by_name
+    specs = [tf.TensorSpec(by_name(name).shape, by_name(name).dtype) for name in inputs]
+    concrete = tf.function(imported, autograph=False).get_concrete_function(specs)
+    return lambda values: concrete([tf.convert_to_tensor(of(values)) for of in inputs.values()])
+
+
+def _always(value: Any, _: Any) -> Any:
+    return value
+
+
+def _calls_function(op: tf.Operation) -> bool:
+    attributes = op.node_def.attr.values()
+    return any(each.HasField("func") or each.list.func for each in attributes)
 
 
 def is_same(one: tf.Tensor, other: tf.Tensor) -> bool:

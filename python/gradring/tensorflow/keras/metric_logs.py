@@ -3,7 +3,8 @@
 A step's logs are the means of the replicas' logs. That is wrong for a metric such as AUC, whose
 variables are added up over the replicas before its result is taken. Keras takes the results at the
 end of an epoch, but only if a step returns those of all metrics and nothing else. If it returns
-another number as well, such as the learning rate, `logs_of_epoch` takes the results here.
+another number as well, such as the learning rate, `logs_of_epoch` takes the results here. It also
+computes the logs that are functions of metrics, such as the exponential of a mean.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -24,12 +25,13 @@ from gradring.tensorflow.graph.adoption import replicas_of
 from gradring.tensorflow.graph.expressions import (
     added_to,
     changed_otherwise,
+    function_of,
     handle_of,
     handles_read,
     is_in_graph,
     is_same,
 )
-from gradring.tensorflow.graph.extent import extent_in_step
+from gradring.tensorflow.graph.extent import extent_in_step, is_of_any
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current
 from gradring.tensorflow.rules.updates import updates_of
@@ -44,8 +46,15 @@ class _Source(NamedTuple):
     key: str | None
 
 
+class _Function(NamedTuple):
+    """A log that is computed from nothing but variables of metrics."""
+
+    #: Takes the variables' values by their metrics' positions in `model.metrics` and their own.
+    of: Callable[[Mapping[tuple[int, int], Any]], tf.Tensor]
+
+
 #: The sources of logs by their names, as deep as the logs.
-_Sources: TypeAlias = "dict[str, _Source | _Sources]"
+_Sources: TypeAlias = "dict[str, _Source | _Function | _Sources]"
 
 
 class _Notes:
@@ -107,7 +116,8 @@ class _Metric:
     def __init__(self, metric: Any, handles: list[Any]) -> None:
         """Takes the metric, and the handles of its variables in this replica."""
         self.metric = metric
-        self.handles = set(map(id, handles))
+        #: The variables' positions in `metric.variables`, by the `id` of their handles.
+        self.handles = {id(handle): position for position, handle in enumerate(handles)}
 
     @functools.cached_property
     def results(self) -> dict[str | None, Any]:
@@ -130,12 +140,15 @@ def _sources(logs: Any, metrics: Sequence[_Metric], communicator: Communicator) 
 
 def _source_of(
     name: str, log: tf.Tensor, metrics: Sequence[_Metric], communicator: Communicator
-) -> _Source | None:
-    """Returns the metric whose result is a log; warns of another function of a metric."""
+) -> _Source | _Function | None:
+    """Returns the metric whose result is a log, or the function of metrics that is a log.
+
+    Warns on rank 0 of a log that is computed from a metric and from other values as well.
+    """
     read = set(map(id, handles_read(log))) if is_in_graph(log) else None
     functions = []
     for position, each in enumerate(metrics):
-        if read is not None and read.isdisjoint(each.handles):
+        if read is not None and read.isdisjoint(each.handles.keys()):
             continue
         for key, result in each.results.items():
             if read is None:
@@ -146,13 +159,23 @@ def _source_of(
             if is_result:
                 return _Source(position, key)
         functions.append(each.metric)
-    if read is not None and any(not _is_mean(each) for each in functions):
+    if read is None or not functions:
+        return None
+    variables = {
+        handle: (position, place)
+        for position, each in enumerate(metrics)
+        for handle, place in each.handles.items()
+    }
+    function = function_of(log, variables)
+    if function is not None:
+        return _Function(function)
+    if is_of_any(log, current().batch) or not all(map(_is_mean, functions)):
         once.warn(
             communicator,
             f"log {name}",
-            "the log %r is computed from a metric, and is no result of it; it is the mean of the "
-            "replicas' values, which may not be that of one process. Return the result() of a "
-            "keras.metrics.Metric that computes it",
+            "the log %r is computed from a metric and other values; it is the mean over the "
+            "replicas, which may not be that of one process. Return the result() of a keras.metrics.Metric "
+            "that computes it",
             name,
         )
     return None
@@ -229,17 +252,39 @@ def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
     if found is not logs or not sources:
         return found
     # All ranks read all metrics, as each read may be a collective.
-    return _replaced(found, sources, list(map(_results, model.metrics)))
+    results = list(map(_results, model.metrics))
+    values = {}
+    if _has_function(sources):
+        values = {
+            (position, place): tf.convert_to_tensor(variable)
+            for position, metric in enumerate(model.metrics)
+            for place, variable in enumerate(metric.variables)
+        }
+    return _replaced(found, sources, results, values)
 
 
-def _replaced(logs: Any, sources: _Sources, results: list[dict[str | None, Any]]) -> Any:
-    """Returns the logs with the results of metrics in place of those that have a source."""
+def _has_function(sources: _Sources) -> bool:
+    return any(
+        _has_function(each) if isinstance(each, dict) else isinstance(each, _Function)
+        for each in sources.values()
+    )
+
+
+def _replaced(
+    logs: Any,
+    sources: _Sources,
+    results: list[dict[str | None, Any]],
+    values: Mapping[tuple[int, int], Any],
+) -> Any:
+    """Returns the logs with other values in place of those that have a source."""
     found = dict(logs)
     for name, source in sources.items():
         if name not in found:
             continue
         if isinstance(source, dict):
-            found[name] = _replaced(found[name], source, results)
+            found[name] = _replaced(found[name], source, results, values)
+        elif isinstance(source, _Function):
+            found[name] = source.of(values)
         else:
             found[name] = results[source.position][source.key]
     return found
