@@ -102,6 +102,10 @@ def test_batches_of_python_that_differ_between_ranks_are_named() -> None:
     assert line.startswith("batch 1 of pass 1 ")
 
 
+def twice(number: bytes) -> Any:
+    return np.array([number, number], np.float32)
+
+
 def find_each(directory: Path) -> dict[str, Any]:
     """What the log says of other loops and policies, whose ranks have other orders."""
     import tensorflow as tf
@@ -130,11 +134,8 @@ def find_each(directory: Path) -> dict[str, Any]:
         paths = [str(directory / f"{number}.txt") for number in range(2)]
         for number, path in enumerate(paths):
             Path(path).write_text("".join(f"{number}{row}\n" for row in range(8)))
-        read = tf.data.TextLineDataset(paths).map(
-            lambda line: tf.numpy_function(
-                lambda it: np.array([it, it], np.float32), [line], tf.float32
-            )
-        )
+        lines = tf.data.TextLineDataset(paths)
+        read = lines.map(lambda line: tf.numpy_function(twice, [line], tf.float32))
         rows = read.map(lambda row: tf.ensure_shape(row, [2]))
         model.fit(rows.map(lambda row: (row, row[:1])).batch(4), verbose=0)
         said("files")

@@ -174,8 +174,8 @@ def _source_of(
             communicator,
             f"log {name}",
             "the log %r is computed from a metric and other values; it is the mean over the "
-            "replicas, which may not be that of one process. Return the result() of a keras.metrics.Metric "
-            "that computes it",
+            "replicas, which may not be that of one process. Return the result() of a "
+            "keras.metrics.Metric that computes it",
             name,
         )
     return None
