@@ -69,6 +69,34 @@ class Derived(keras.Sequential):  # type: ignore[misc]
         return {**logs, **found, "inner": {"half": logs["loss"] / 2}}
 
 
+def losses_of_columns() -> Any:
+    def summed(y: Any, p: Any) -> Any:
+        return tf.reduce_sum(tf.square(y - p), axis=0)
+
+    def averaged(y: Any, p: Any) -> Any:
+        return tf.reduce_mean(tf.square(y - p), axis=0, keepdims=True)
+
+    found = []
+    for loss in (summed, averaged):
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(2, kernel_initializer="ones")]
+        )
+        model.compile(keras.optimizers.SGD(0.01), loss, metrics=[summed, averaged])
+        history = model.fit(X, X[:, :2], batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        found.append({"history": history, "weights": model.get_weights()[0].tolist()})
+    return found
+
+
+def lines_that_are_shuffled() -> Any:
+    path = os.path.join(sys.argv[1], "shuffled.txt")
+    np.savetxt(f"{path}.{os.getpid()}", X)
+    os.replace(f"{path}.{os.getpid()}", path)
+    lines = tf.data.TextLineDataset(path)
+    rows = lines.map(lambda line: tf.strings.to_number(tf.strings.split(line)))
+    data = rows.map(lambda row: (tf.ensure_shape(row, [4]), tf.reduce_sum(row, keepdims=True)))
+    return _trained((data.shuffle(30, seed=1).batch(8),))
+
+
 def logs_that_are_functions_of_metrics() -> Any:
     model = Derived([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
     metrics = [keras.metrics.Precision(name="precision"), keras.metrics.Recall(name="recall")]
@@ -97,6 +125,8 @@ ALL = (
     rows_that_are_gathered,
     rows_of_a_function_of_python,
     a_learnt_weight_and_ranks_without_samples,
+    losses_of_columns,
+    lines_that_are_shuffled,
     logs_that_are_functions_of_metrics,
     batches_across_files,
 )

@@ -547,13 +547,14 @@ def _reduce_values(original: Callable[..., Any], values: Any, *args: Any, **kwar
     if reduction == "sum":
         total = original(values, *args, **kwargs)
         return total if is_in_metric else sample_shares.weighed_sum(total)
-    with sample_shares.divided(values, weights, replica_step.current().mask, reduction):
+    if is_given(tf.distribute.get_strategy()) and given_losses.are_of_whole_batch(values):
         reduced = original(values, *args, **kwargs)
-        if values.shape.rank != 0:
-            return reduced
-        if is_given(tf.distribute.get_strategy()) and given_losses.are_sums([reduced]):
+        if given_losses.are_sums([values]):
             return given_losses.sum_of_samples(reduced)
-        return names.SCALE_LOSS.there()(reduced)
+    else:
+        with sample_shares.divided(values, weights, replica_step.current().mask, reduction):
+            reduced = original(values, *args, **kwargs)
+    return names.SCALE_LOSS.there()(reduced) if values.shape.rank == 0 else reduced
 
 
 def _additional_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:

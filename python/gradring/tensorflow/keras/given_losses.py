@@ -170,6 +170,15 @@ def whole_logs(logs: Any) -> Any:
     return tf.nest.map_structure(whole, logs)
 
 
+def are_of_whole_batch(values: tf.Tensor) -> bool:
+    """Returns whether values of a loss are one number for a batch, or one for each column."""
+    if values.shape.rank == 0:
+        return True
+    extent = extent_in_step(values)
+    is_known = extent.degree is not None and not extent.has_rows
+    return is_known and (extent.depends or extent.is_mean)
+
+
 def _has_rows(value: tf.Tensor) -> bool:
     """Returns whether a tensor has one row for each sample."""
     if tf.is_symbolic_tensor(value):

@@ -14,6 +14,7 @@ from gradring.tensorflow.graph.expressions import is_in_graph
 from gradring.tensorflow.graph.extent import extent_in_step
 from gradring.tensorflow.keras import given
 from gradring.tensorflow.keras.given_losses import (
+    are_of_whole_batch,
     part_of_terms,
     sum_of_samples,
 )
@@ -28,14 +29,14 @@ def whole_value(values: tf.Tensor, metric: Any, weight: Any = None) -> tf.Tensor
     Warns on rank 0 of values that parts of a batch do not give.
 
     Args:
-        values: A scalar, or a value for each sample.
+        values: A scalar, a value for each column, or values of each sample.
         metric: The metric.
         weight: The weight of the values, or None.
     """
     if not is_in_graph(values):
         return values
     extent = extent_in_step(values)
-    if values.shape.rank != 0:
+    if not are_of_whole_batch(values):
         _warn_of_metric(metric, problem_of(values, extent) if extent.is_paired else None)
         return values
     if not values.dtype.is_floating:

@@ -296,16 +296,19 @@ def _with_gradient(loss: tf.Tensor, factor: tf.Tensor | None, slope: tf.Tensor) 
 def update_mean(
     original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
-    """Stands in for `Mean.update_state`; weighs a scalar of a whole batch by the share.
+    """Stands in for `Mean.update_state`; weighs a value of a whole batch by the share.
 
     Keras counts the losses of a model's outputs once for each batch, regardless of its size. A
     replica's part of a batch therefore counts by the replica's share of the samples.
     """
+    values = tf.convert_to_tensor(values)
+    is_of_whole_batch = values.shape.rank == 0
     if is_given(tf.distribute.get_strategy()):
-        values = given_metrics.whole_value(tf.convert_to_tensor(values), metric, sample_weight)
+        is_of_whole_batch = given_losses.are_of_whole_batch(values)
+        values = given_metrics.whole_value(values, metric, sample_weight)
     part = given_losses.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
-    if not is_counted_alike and tf.convert_to_tensor(values).shape.rank == 0:
+    if not is_counted_alike and is_of_whole_batch:
         assert part is not None
         sample_weight = tf.cast(part.ratio, metric.dtype)
     return original(metric, values, sample_weight)
