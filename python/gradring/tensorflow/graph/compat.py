@@ -245,8 +245,12 @@ def variant_of(dataset: tf.data.Dataset) -> tf.Tensor:
 
 
 def inputs_of(dataset: tf.data.Dataset) -> Sequence[tf.data.Dataset]:
-    """Returns the datasets that this dataset reads from."""
-    return dataset._inputs()  # type: ignore[no-any-return]
+    """Returns the datasets that this dataset reads from, or the one that it wraps.
+
+    Readers of files wrap a dataset, with the same variant.
+    """
+    wrapped = getattr(dataset, "_impl", None)
+    return [wrapped] if isinstance(wrapped, tf.data.Dataset) else dataset._inputs()
 
 
 def functions_of(dataset: tf.data.Dataset) -> Sequence[Any]:
