@@ -21,7 +21,8 @@ class Batches:
     """A generator's batches of eight samples and their labels."""
 
     def __init__(self, rank: int, kind: str) -> None:
-        seed = rank if kind in ("other order", "constant labels", "strings") else 0
+        others = "other order", "constant labels", "strings", "absent part"
+        seed = rank if kind in others else 0
         self.kind = kind
         self.rank = rank
         self.order = np.random.default_rng(seed).permutation(SAMPLES)
@@ -50,6 +51,7 @@ KINDS = {
     "own share": True,
     "constant labels": True,
     "strings": True,
+    "absent part": True,
 }
 
 
@@ -63,6 +65,8 @@ def dataset_of(batches: Callable[[], Iterator[Any]], kind: str) -> Any:
     )
     if kind == "strings":
         data = data.map(lambda x, y: (tf.strings.to_number(tf.stack([x, x], 1)) / SAMPLES, y))
+    if kind == "absent part":
+        data = data.map(lambda x, y: (x, y, None))
     return data
 
 

@@ -63,7 +63,8 @@ class PythonBatches:
             ops: The types of ops in its functions, and of the datasets that it reads from.
             communicator: The ranks that divide the batches.
         """
-        if communicator.world_size == 1 or not tf.executing_eagerly() or not self._compares:
+        has_joined = communicator.generation > 0  # and knows no batches of others, in `compare`
+        if communicator.world_size == 1 or has_joined or not tf.executing_eagerly():
             return dataset
         is_noted = bool(compat.PYTHON_OPS & ops) and _is_divided(dataset, ops)
         found = np.array([is_noted], np.int64)
@@ -128,10 +129,14 @@ def _with_hashes(dataset: tf.data.Dataset, note: Any) -> tf.data.Dataset:
         samples = list(_samples(element))
         done = tf.numpy_function(note, [index, *samples], tf.int64)
         with tf.control_dependencies([done]):
-            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
+            return tf.nest.map_structure(_identity, element, expand_composites=True)
 
     unconverted = tf.autograph.experimental.do_not_convert(with_hash)
     return dataset.enumerate().map(unconverted).with_options(dataset.options())
+
+
+def _identity(leaf: Any) -> Any:
+    return None if leaf is None else tf.identity(leaf)
 
 
 def _samples(element: Any) -> Iterator[tf.Tensor]:

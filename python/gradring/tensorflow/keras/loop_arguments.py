@@ -131,10 +131,14 @@ def _cause_of(error: Exception, model: Any, whole: int | None) -> str | None:
 
 def _note_parts(error: Exception, model: Any) -> None:
     """Adds to an error of shapes in a step that it gets a part of a batch; needs Python 3.11."""
-    is_of_shapes = re.search("shape|dimension|incompatible", str(error), re.IGNORECASE)
+    text = str(error)
+    is_of_shapes = re.search("shape|dimension|incompatible", text, re.IGNORECASE)
+    is_of_data = "IteratorGetNext" in text
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     functions = (getattr(frame.f_code, "co_qualname", "") for frame in frames)
-    if is_of_shapes and hasattr(error, "add_note") and "_StepFunction.__call__" in functions:
+    if not is_of_shapes or is_of_data or not hasattr(error, "add_note"):
+        return
+    if "_StepFunction.__call__" in functions:
         strategy = model.distribute_strategy
         whole = ". If the rows of a batch are no samples, train by train_on_batch, which leaves "
         error.add_note(
