@@ -188,6 +188,48 @@ def test_metrics_whose_parts_do_not_give_them_are_named(tmp_path: Path) -> None:
         assert sum(f"'{name}_told'" in line for line in lines) == 1, name
 
 
+NUMBERS = """\
+import keras, numpy as np, tensorflow as tf
+ops, X = keras.ops, np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+class Added(keras.metrics.Metric):
+    def __init__(self, name, total, count=None):
+        super().__init__(name=name)
+        self.of_total, self.of_count = total, count
+        self.total = self.add_variable((), "zeros", name="total")
+        if count is not None:
+            self.count = self.add_variable((), "zeros", name="count")
+    def update_state(self, y, p, sample_weight=None):
+        errors = ops.square(y - p)
+        self.total.assign_add(self.of_total(errors))
+        if self.of_count is not None:
+            self.count.assign_add(self.of_count(errors))
+    def result(self):
+        return self.total / self.count if self.of_count is not None else self.total
+def one(errors):
+    return 1
+def rows(errors):
+    return ops.cast(ops.shape(errors)[0], "float32")
+named = [Added("batches", one), Added("sum_of_means", ops.mean), Added("by_batches", ops.sum, one)]
+right = [Added("sums", ops.sum, rows), Added("means", ops.mean, one), Added("all_rows", rows)]
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", metrics=[*named, *right, "mae", keras.metrics.AUC(), "accuracy"])
+Y = (X[:, :1] > 0).astype("float32")
+model.fit(X, Y, batch_size=8, verbose=0)
+data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8, drop_remainder=True)
+model.fit(data, verbose=0)
+"""
+
+
+def test_metrics_that_count_batches_are_named(tmp_path: Path) -> None:
+    done = run_together(tmp_path, NUMBERS)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "adds a number for each batch" in line]
+    assert all(line.startswith("[0] ") for line in lines)
+    assert len(lines) == 3, lines
+    for name in ("batches", "sum_of_means", "by_batches"):
+        assert sum(f"'{name}'" in line for line in lines) == 1, name
+
+
 PAIRS = """\
 import keras, numpy as np
 ops, X = keras.ops, np.random.default_rng(0).normal(size=(40, 4)).astype("float32")

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from gradring.group.communicator import Communicator
 from gradring.tensorflow.graph import once
-from gradring.tensorflow.graph.adoption import replicas_of
+from gradring.tensorflow.graph.adoption import is_given, replicas_of
 from gradring.tensorflow.graph.expressions import (
     added_to,
     changed_otherwise,
@@ -204,7 +204,9 @@ def _check_added(communicator: Communicator, metric: Any) -> None:
     """Warns on rank 0 of a metric that adds values of pairs of samples to its variables."""
     if current().has_whole_batch:
         return
-    for value in added_to(_handles(metric), tf.compat.v1.get_default_graph()):
+    added = added_to(_handles(metric), tf.compat.v1.get_default_graph())
+    _check_numbers(communicator, metric, added)
+    for value in added:
         if extent_in_step(value).is_paired:
             once.warn(
                 communicator,
@@ -215,6 +217,32 @@ def _check_added(communicator: Communicator, metric: Any) -> None:
                 "unintentionally",
                 metric.name,
             )
+
+
+def _check_numbers(communicator: Communicator, metric: Any, added: Sequence[tf.Tensor]) -> None:
+    """Warns on rank 0 of a metric of a given program that counts batches, or adds up their means.
+
+    Each rank adds such a number, so the sum over N ranks is N times too large. The quotient of two
+    such sums is right, if all parts of the batches have as many samples.
+    """
+    extents = list(map(extent_in_step, added))
+    is_number = [
+        extent.degree == 0
+        and not extent.has_rows
+        and (extent.is_mean or tf.get_static_value(value) == 1)
+        for value, extent in zip(added, extents, strict=True)
+    ]
+    is_quotient = all(is_number) and len(is_number) > 1
+    if is_given(tf.distribute.get_strategy()) and any(is_number) and not is_quotient:
+        once.warn(
+            communicator,
+            f"numbers of metric {metric.name}",
+            "metric %r adds a number for each batch, such as 1 or a mean, and each of %d ranks "
+            "adds its own; so its log is not that of one process. Add up sums over samples, and "
+            "their number",
+            metric.name,
+            communicator.world_size,
+        )
 
 
 def _handles(metric: Any) -> list[Any]:
