@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ def run_together(
     return subprocess.run(
         [sys.executable, *run, program, *arguments], capture_output=True, text=True, timeout=240
     )
+
+
+def assert_named_once(
+    done: subprocess.CompletedProcess[str], warning: str, names: Sequence[str]
+) -> None:
+    """Asserts that rank 0 alone has written one line of the warning for each name."""
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if warning in line]
+    assert all(line.startswith("[0] ") for line in lines)
+    assert len(lines) == len(names), lines
+    for name in names:
+        assert sum(name in line for line in lines) == 1, lines
 
 
 @pytest.fixture(scope="module")
@@ -180,12 +193,8 @@ model.fit(X, (X[:, :2] > 0).astype("float32"), batch_size=12, verbose=0)
 
 def test_metrics_whose_parts_do_not_give_them_are_named(tmp_path: Path) -> None:
     done = run_together(tmp_path, METRICS)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "a value of the metric" in line]
-    assert all(line.startswith("[0] ") for line in lines)
-    assert len(lines) == 4, lines
-    for name in ("f1", "root", "largest", "of_pairs"):
-        assert sum(f"'{name}_told'" in line for line in lines) == 1, name
+    names = "'f1_told'", "'root_told'", "'largest_told'", "'of_pairs_told'"
+    assert_named_once(done, "a value of the metric", names)
 
 
 NUMBERS = """\
@@ -222,12 +231,8 @@ model.fit(data, verbose=0)
 
 def test_metrics_that_count_batches_are_named(tmp_path: Path) -> None:
     done = run_together(tmp_path, NUMBERS)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "adds a number for each batch" in line]
-    assert all(line.startswith("[0] ") for line in lines)
-    assert len(lines) == 3, lines
-    for name in ("batches", "sum_of_means", "by_batches"):
-        assert sum(f"'{name}'" in line for line in lines) == 1, name
+    names = "'batches'", "'sum_of_means'", "'by_batches'"
+    assert_named_once(done, "adds a number for each batch", names)
 
 
 PAIRS = """\
@@ -339,12 +344,8 @@ def test_metrics_that_are_no_sums_are_named(tmp_path: Path, place: str) -> None:
         scope = "import gradring.tensorflow as g; scope = g.CustomCollectiveStrategy().scope"
     options = ["--with-strategy"] if place == "given" else []
     done = run_together(tmp_path, COUNTED.replace("PLACE", scope), options=options)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if "that of one process" in line]
-    assert all(line.startswith("[0] ") for line in lines)
-    assert len(lines) == 3, lines
-    for name in ("'largest_of_all'", "'running_mean'", "the log 'mixed'"):
-        assert sum(name in line for line in lines) == 1, lines
+    names = "'largest_of_all'", "'running_mean'", "the log 'mixed'"
+    assert_named_once(done, "that of one process", names)
 
 
 GLOBAL = """\

@@ -709,9 +709,9 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         if self._container_strategy().is_given:
             dataset = static_batches.divided_by_elements(dataset)
         dataset = sparse_order.ordered(absent_parts.as_none(dataset))
-        owned = user_buffers.owned(dataset)
-        dataset = data_order.agreed(owned, self._communicator)
-        dataset = self.python_batches.noted(dataset, user_buffers.ops_of(owned), self._communicator)
+        ops = user_buffers.ops_of(dataset)
+        dataset = data_order.agreed(user_buffers.owned(dataset, ops), self._communicator)
+        dataset = self.python_batches.noted(dataset, ops, self._communicator)
         batch_sizes.check(dataset, self._communicator)
         dataset = file_caches.own(dataset, self._place_in_data)
         with batch_sizes.names_scalars(dataset, self._communicator):
@@ -721,12 +721,12 @@ class _Extended(compat.CollectiveAllReduceExtended):  # type: ignore[misc]
         return distributed
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        return super()._distribute_datasets_from_function(
-            lambda context: file_caches.own(
-                user_buffers.owned(dataset_fn(context)), self._place_in_data, "own"
-            ),
-            options,
-        )
+        def own(context: Any) -> Any:
+            dataset = dataset_fn(context)
+            dataset = user_buffers.owned(dataset, user_buffers.ops_of(dataset))
+            return file_caches.own(dataset, self._place_in_data, "own")
+
+        return super()._distribute_datasets_from_function(own, options)
 
     @property
     def _place_in_data(self) -> Place:

@@ -39,7 +39,7 @@ _SEEDS = ("seed", "seed2")
 _DETERMINISTIC = "deterministic"
 
 #: Most elements of a tensor that are compared; a sample is enough to distinguish two orders.
-_COMPARED_ELEMENTS = 4096
+COMPARED_ELEMENTS = 4096
 
 _numbers = itertools.count()
 
@@ -228,7 +228,7 @@ def _fingerprint(components: Any) -> int:
         if component.dtype in (tf.variant, tf.resource):
             continue
         flat = tf.reshape(component, [-1])
-        flat = flat[:: max(1, int(tf.size(flat)) // _COMPARED_ELEMENTS)]
+        flat = flat[:: max(1, int(tf.size(flat)) // COMPARED_ELEMENTS)]
         digest.update(tf.io.serialize_tensor(flat).numpy())
     return int.from_bytes(digest.digest(), "little", signed=True)
 

@@ -21,6 +21,7 @@ import tensorflow as tf
 from gradring.gradients.replicas import hash_of
 from gradring.group.communicator import Communicator
 from gradring.group.require_equal import gather_if_different
+from gradring.tensorflow.data.data_order import COMPARED_ELEMENTS
 from gradring.tensorflow.graph import apart, compat
 from gradring.tensorflow.graph.fallback import falls_back
 
@@ -28,9 +29,6 @@ _COMPARISON = "the comparison of batches that Python code makes"
 _WITHOUT = "each rank takes its part of its own batches"
 
 _POLICIES = tf.data.experimental.AutoShardPolicy
-
-#: Most elements of a tensor that are compared; a sample is enough to distinguish two orders.
-_COMPARED_ELEMENTS = 4096
 
 #: Number of hashes of strings.
 _BUCKETS = 2**62
@@ -109,7 +107,7 @@ class PythonBatches:
             nonlocal passes
             batch = int(index) + 1
             passes += batch == 1
-            if _is_due(passes) and _is_due(batch):
+            if is_due(passes) and is_due(batch):
                 with falls_back(_COMPARISON, _WITHOUT):
                     self._noted[dataset, passes, batch] = list(map(_hash, samples))
             return np.int64(0)
@@ -147,7 +145,7 @@ def _samples(element: Any) -> Iterator[tf.Tensor]:
         if leaf.dtype == tf.string:
             leaf = tf.strings.to_hash_bucket_fast(leaf, _BUCKETS)
         rows = tf.reshape(leaf, [tf.shape(leaf)[0], -1])
-        columns = tf.maximum(1, _COMPARED_ELEMENTS // tf.maximum(1, tf.shape(rows)[0]))
+        columns = tf.maximum(1, COMPARED_ELEMENTS // tf.maximum(1, tf.shape(rows)[0]))
         yield rows[:, :: tf.maximum(1, tf.shape(rows)[1] // columns)]
 
 
@@ -164,7 +162,8 @@ def _hash(rows: np.ndarray[Any, Any]) -> int | None:
     return hash_of(rows) if shows_order else None
 
 
-def _is_due(number: int) -> bool:
+def is_due(number: int) -> bool:
+    """Returns whether the ranks compare after so many batches: after 1, 2, 4, 8, and so on."""
     return number > 0 and number & (number - 1) == 0
 
 

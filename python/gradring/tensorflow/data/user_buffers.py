@@ -11,6 +11,7 @@ So these batches are copied before they are divided.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import tensorflow as tf
@@ -18,9 +19,14 @@ import tensorflow as tf
 from gradring.tensorflow.graph import compat
 
 
-def owned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset with elements that TensorFlow owns; itself without Python code in it."""
-    if not compat.PYTHON_OPS & ops_of(dataset):
+def owned(dataset: tf.data.Dataset, ops: Set[str]) -> tf.data.Dataset:
+    """Returns the dataset with elements that TensorFlow owns; itself without Python code in it.
+
+    Args:
+        dataset: A `tf.data.Dataset`.
+        ops: Its `ops_of`.
+    """
+    if not compat.PYTHON_OPS & ops:
         return dataset
 
     def copied(*parts: Any) -> Any:

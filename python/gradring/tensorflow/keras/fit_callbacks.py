@@ -24,6 +24,7 @@ from gradring.errors import MismatchError, RestoreError
 from gradring.group.collectives import named
 from gradring.group.require_equal import gather_if_different
 from gradring.group.together import agreed
+from gradring.tensorflow.data.python_batches import is_due
 from gradring.tensorflow.graph.adoption import communicator_of, is_given, replicas_of
 from gradring.tensorflow.graph.context import holding
 from gradring.tensorflow.graph.model_variables import build, variables_of
@@ -140,7 +141,7 @@ def end_batch(original: Callable[..., Any], callbacks: Any, batch: int, logs: An
     fit = _fit.get()
     model = fit.model
     fit.executions += 1
-    if fit.executions & (fit.executions - 1) == 0:
+    if is_due(fit.executions):
         unlike_models.compare_batches(model.distribute_strategy)
     if not model.stop_training:
         return

@@ -32,6 +32,7 @@ from gradring.tensorflow.graph.expressions import (
     is_same,
 )
 from gradring.tensorflow.graph.extent import extent_in_step, is_of_any
+from gradring.tensorflow.graph.extent_rules import Extent
 from gradring.tensorflow.graph.fallback import falls_back
 from gradring.tensorflow.graph.replica_step import current
 from gradring.tensorflow.rules.updates import updates_of
@@ -46,12 +47,9 @@ class _Source(NamedTuple):
     key: str | None
 
 
-class _Function(NamedTuple):
-    """A log that is computed from nothing but variables of metrics."""
-
-    #: Takes the variables' values by their metrics' positions in `model.metrics` and their own.
-    of: Callable[[Mapping[tuple[int, int], Any]], tf.Tensor]
-
+#: A log that is computed from nothing but variables of metrics. It takes the variables' values by
+#: the positions of metric and variable, as `_values` returns them.
+_Function: TypeAlias = Callable[[Mapping[tuple[int, int], Any]], tf.Tensor]
 
 #: The sources of logs by their names, as deep as the logs.
 _Sources: TypeAlias = "dict[str, _Source | _Function | _Sources]"
@@ -168,7 +166,7 @@ def _source_of(
     }
     function = function_of(log, variables)
     if function is not None:
-        return _Function(function)
+        return function
     if is_of_any(log, current().batch) or not all(map(_is_mean, functions)):
         once.warn(
             communicator,
@@ -204,10 +202,14 @@ def _check_added(communicator: Communicator, metric: Any) -> None:
     """Warns on rank 0 of a metric that adds values of pairs of samples to its variables."""
     if current().has_whole_batch:
         return
-    added = added_to(_handles(metric), tf.compat.v1.get_default_graph())
-    _check_numbers(communicator, metric, added)
-    for value in added:
-        if extent_in_step(value).is_paired:
+    added = [
+        (value, extent_in_step(value))
+        for value in added_to(_handles(metric), tf.compat.v1.get_default_graph())
+    ]
+    if is_given(tf.distribute.get_strategy()):
+        _check_numbers(communicator, metric, added)
+    for _, extent in added:
+        if extent.is_paired:
             once.warn(
                 communicator,
                 f"variables of metric {metric.name}",
@@ -219,21 +221,22 @@ def _check_added(communicator: Communicator, metric: Any) -> None:
             )
 
 
-def _check_numbers(communicator: Communicator, metric: Any, added: Sequence[tf.Tensor]) -> None:
+def _check_numbers(
+    communicator: Communicator, metric: Any, added: Sequence[tuple[tf.Tensor, Extent]]
+) -> None:
     """Warns on rank 0 of a metric of a given program that counts batches, or adds up their means.
 
     Each rank adds such a number, so the sum over N ranks is N times too large. The quotient of two
     such sums is right, if all parts of the batches have as many samples.
     """
-    extents = list(map(extent_in_step, added))
     is_number = [
         extent.degree == 0
         and not extent.has_rows
         and (extent.is_mean or tf.get_static_value(value) == 1)
-        for value, extent in zip(added, extents, strict=True)
+        for value, extent in added
     ]
     is_quotient = all(is_number) and len(is_number) > 1
-    if is_given(tf.distribute.get_strategy()) and any(is_number) and not is_quotient:
+    if any(is_number) and not is_quotient:
         once.warn(
             communicator,
             f"numbers of metric {metric.name}",
@@ -281,28 +284,24 @@ def logs_of_epoch(original: Callable[..., Any], model: Any, logs: Any) -> Any:
         return found
     # All ranks read all metrics, as each read may be a collective.
     results = list(map(_results, model.metrics))
-    values = {}
-    if _has_function(sources):
-        values = {
-            (position, place): tf.convert_to_tensor(variable)
-            for position, metric in enumerate(model.metrics)
-            for place, variable in enumerate(metric.variables)
-        }
+    values = functools.cache(functools.partial(_values, model.metrics))
     return _replaced(found, sources, results, values)
 
 
-def _has_function(sources: _Sources) -> bool:
-    return any(
-        _has_function(each) if isinstance(each, dict) else isinstance(each, _Function)
-        for each in sources.values()
-    )
+def _values(metrics: Sequence[Any]) -> dict[tuple[int, int], tf.Tensor]:
+    """Returns the values of metrics' variables, by the positions of metric and variable."""
+    return {
+        (position, place): tf.convert_to_tensor(variable)
+        for position, metric in enumerate(metrics)
+        for place, variable in enumerate(metric.variables)
+    }
 
 
 def _replaced(
     logs: Any,
     sources: _Sources,
     results: list[dict[str | None, Any]],
-    values: Mapping[tuple[int, int], Any],
+    values: Callable[[], Mapping[tuple[int, int], Any]],
 ) -> Any:
     """Returns the logs with other values in place of those that have a source."""
     found = dict(logs)
@@ -311,8 +310,8 @@ def _replaced(
             continue
         if isinstance(source, dict):
             found[name] = _replaced(found[name], source, results, values)
-        elif isinstance(source, _Function):
-            found[name] = source.of(values)
+        elif callable(source):
+            found[name] = source(values())
         else:
             found[name] = results[source.position][source.key]
     return found

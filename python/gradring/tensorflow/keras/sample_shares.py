@@ -293,6 +293,12 @@ def _with_gradient(loss: tf.Tensor, factor: tf.Tensor | None, slope: tf.Tensor) 
     return weigh(loss)
 
 
+def _is_of_whole_batch(values: tf.Tensor) -> bool:
+    if is_given(tf.distribute.get_strategy()):
+        return given_losses.are_of_whole_batch(values)
+    return bool(values.shape.rank == 0)
+
+
 def update_mean(
     original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None
 ) -> Any:
@@ -301,14 +307,13 @@ def update_mean(
     Keras counts the losses of a model's outputs once for each batch, regardless of its size. A
     replica's part of a batch therefore counts by the replica's share of the samples.
     """
-    values = tf.convert_to_tensor(values)
-    is_of_whole_batch = values.shape.rank == 0
+    tensor = values
     if is_given(tf.distribute.get_strategy()):
-        is_of_whole_batch = given_losses.are_of_whole_batch(values)
-        values = given_metrics.whole_value(values, metric, sample_weight)
+        tensor = tf.convert_to_tensor(values)
+        values = given_metrics.whole_value(tensor, metric, sample_weight)
     part = given_losses.own_share()
     is_counted_alike = sample_weight is not None or part is None or part.is_equal
-    if not is_counted_alike and is_of_whole_batch:
+    if not is_counted_alike and _is_of_whole_batch(tf.convert_to_tensor(tensor)):
         assert part is not None
         sample_weight = tf.cast(part.ratio, metric.dtype)
     return original(metric, values, sample_weight)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from gradring.gradients.replicas import hash_of
 from gradring.group.require_equal import gather_if_different
+from gradring.tensorflow.data.python_batches import is_due
 from gradring.tensorflow.graph import apart
 from gradring.tensorflow.graph.adoption import is_given
 from gradring.tensorflow.graph.fallback import falls_back
@@ -131,7 +132,7 @@ class OwnBatches:
         communicator = strategy.communicator
         if communicator.world_size == 1 or communicator.generation > 0:
             return False
-        return not updates_of(strategy).are_local and self._seen & (self._seen - 1) == 0
+        return not updates_of(strategy).are_local and is_due(self._seen)
 
     def _compare_batch(self, batch: Any) -> None:
         communicator = self._model.distribute_strategy.communicator

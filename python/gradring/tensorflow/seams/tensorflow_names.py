@@ -223,8 +223,10 @@ TABLE: tuple[Seam, ...] = (
         f"{_DATA}.from_tensor_slices_op:_TensorSliceDataset", "_tensors", "has data in memory"
     ),
     *_attributes(_SHUFFLE, "_seed2", "tells datasets that shuffle"),
-    *_attributes(f"{_DATA}.readers:TextLineDatasetV2", "_impl", "is the dataset of a reader"),
-    *_attributes(f"{_DATA}.readers:TFRecordDatasetV2", "_impl", "is the dataset of a reader"),
+    *(
+        Seam(f"{_DATA}.readers:{reader}V2", "_impl", "is a reader's dataset", is_attribute=True)
+        for reader in ("FixedLengthRecordDataset", "TextLineDataset", "TFRecordDataset")
+    ),
     Seam(
         f"{_DATA}.structured_function:StructuredFunctionWrapper",
         "function",
